@@ -74,7 +74,9 @@ def diagnosed(walk: Walk, data: DataManager) -> Diagnosed:
     )
     before = slow_before(cause, data)[-_MOST_BEFORE:]
     if cause.blame is Attribution.UNDECIDED and data.get(ScriptEnd) is not None:
-        evidence |= dict.fromkeys(quotes(data))
+        # The words of the cause are evidence already.
+        new = [line for line in quotes(data) if not any(text in line for text in evidence)]
+        evidence |= dict.fromkeys(new)
     log = data.get(TrainingLog)
     own = log.of_their_own if log and cause.ranks else ()
     failure = next((failure for failure in own if failure.rank in cause.ranks), None)

@@ -41,6 +41,7 @@ _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w*\.)*(?:_*[A-Z]\w*|(?<=\.)(?:error|timeout|gaierror|herror))(?::\s.*|:)?$"
 )
 _CHAINED = re.compile(r"(During handling of the above|The above exception was the direct cause)")
+_RENDEZVOUS = re.compile(r"\bRendezvous\w{1,20}Error\b")
 _WHAT = re.compile(r"\s+what\(\):\s*(?P<text>.*)")
 _NCCL_RESULT = re.compile(r"nccl[A-Z]\w+: ")  # the name of the result, in a line of its own
 _OF_A_LIBRARY = ("site-packages/", "dist-packages/", "/lib/python", "<frozen", "<string>")
@@ -145,6 +146,8 @@ class Traceback:
         if is_exception and (not self.error or self.original):
             self.error = one_line(text)[:_SHORT]
             self.nccl = "NCCL error" in text
+        elif is_exception and (stage := _RENDEZVOUS.search(text)):
+            self.error = f"{self.error} ({stage[0]})"  # a store that broke before the ranks met
         return is_exception
 
     def _take_frame(self, frame: re.Match[str]) -> None:

@@ -40,7 +40,12 @@ from slurm_health.training.diagnosis.rows import (
 )
 from slurm_health.training.diagnosis.waits import port_taken
 from slurm_health.training.diagnosis.words import known
-from slurm_health.training.diagnosis.words_of_launchers import CORRECT, is_consequence, mistake
+from slurm_health.training.diagnosis.words_of_launchers import (
+    CORRECT,
+    SEVERAL_LISTEN,
+    is_consequence,
+    mistake,
+)
 from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 
 _QUOTED = 120  # characters of an exception in a sentence; the evidence has more
@@ -53,6 +58,8 @@ _OF_SURROUNDINGS = re.compile(
     r"|Node failure|slurmd\b|Socket|Remote I/O",
     re.I,
 )
+# Exceptions whose reason the driver, or NCCL, may have written in a warning before, by its kind.
+_EXPLAINED_BEFORE = {"no-gpu": "gpu-start", "gpu-unknown-error": "nccl-warning"}
 # By exception: the name of the cause, and what a process did.
 _NOT_FOUND = ("file-not-found", "used a file that does not exist")
 _NO_MODULE = ("module-not-found", "imported a module that is not installed or cannot be loaded")
@@ -97,18 +104,17 @@ def first_failure(_: Inference, data: DataManager) -> Inference | None:
             evidence=tuple(failure.line for failure in log.failures[:MOST_LINES]),
         )
     first = log.of_their_own[0]
+    how = f"ended with exit code {first.exit_code} first" if first.exit_code else "failed first"
     if first.error:
-        how = f"raised {kind_of(first.error)}"
+        how = f"failed first: {cut(first.error, _QUOTED)}"
     elif first.signal:
-        how = f"was ended by {signal_text(first.signal)}"
-    else:
-        how = f"ended with exit code {first.exit_code}" if first.exit_code else "failed"
+        how = f"was ended by {signal_text(first.signal)} first"
     others = max(log.failed, len(log.failures)) - 1
     rest = f"; {counted(others, 'other')} failed after it" if others else ""
     return Inference(
         name=RANK_FAILED,
         sureness=Sureness.LIKELY,
-        description=f"{first.who} {how} first{rest}",
+        description=f"{first.who} {how}{rest}",
         ranks=failed_ranks([first]),
         nodes=failed_nodes([first]),
         evidence=(first.line,),
@@ -155,8 +161,9 @@ def _raised(first: RankFailure, log: TrainingLog, data: DataManager) -> Inferenc
     end = data.get(ScriptEnd)
     several = end is not None and len(end.nodes) > 1
     row = known(first.error, loading=first.loading)
-    if row and row.name == "no-gpu" and (warned := log.of("gpu-start")):
-        row = known(warned[0].value) or row  # the driver's own reason, in a warning before
+    if row and row.name in _EXPLAINED_BEFORE:
+        warnings = log.of(_EXPLAINED_BEFORE[row.name])
+        row = next((why for fact in warnings if (why := known(fact.value))), row)
     by_rank: dict[int | None, RankFailure] = {}
     for failure in reversed(log.of_their_own):
         other = known(failure.error, loading=failure.loading) if failure.error else None
@@ -173,6 +180,8 @@ def _raised(first: RankFailure, log: TrainingLog, data: DataManager) -> Inferenc
         row = _row_by_type(first, same, several=several)
         if row is None:
             return None
+    elif row.name == "port-in-use" and len(ranks) > 1 and len(nodes) < 2:
+        row = SEVERAL_LISTEN
     elif row.name == "port-in-use" and (taken := log.of("port-taken")):
         return port_taken(taken[0].value, first.line, data)
     cause = row.inference(
@@ -385,7 +394,6 @@ def _words(failures: Sequence[RankFailure], data: DataManager) -> Inference | No
                     ranks=failed_ranks(failures),
                     evidence=(words.text,),
                 ),
-                description=f"{row.says}, by the last words of the output",
                 attribution=row.blame if alone else Attribution.UNDECIDED,
                 sureness=Sureness.POSSIBLE,
             )

@@ -30,7 +30,7 @@ from slurm_health.training.diagnosis.ends import (
 from slurm_health.training.diagnosis.rows import alike
 from slurm_health.training.diagnosis.watchdogs import Watchdogs
 from slurm_health.training.diagnosis.words import known
-from slurm_health.training.diagnosis.words_of_launchers import is_consequence
+from slurm_health.training.diagnosis.words_of_launchers import WAITS, is_consequence
 
 _LINE_CHARACTERS = 2000  # of a line; an exception may hold a whole tensor
 _SHORT = 300  # characters of it that are kept
@@ -100,6 +100,8 @@ _FACTS = {
         # slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-22T10:00:00 DUE TO NODE FAILURE,…
         "a-node-lost": r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO NODE FAILURE",
         # slurmstepd: error: *** JOB 12 ON n1 UNCORRECTABLE MEMORY ERROR AT 2026-11-22T10:00:00 ***
+        # slurmstepd: error: *** STEP 12.0 STEPD TERMINATED ON n1 AT … DUE TO JOB NOT ENDING WITH …
+        "unkillable": r"\*\*\* STEP \S+ STEPD TERMINATED ON (?P<node>[\w.-]+) AT",
         "memory-broken": r"\*\*\* (?:JOB|STEP) \S+ ON (?P<node>[\w.-]+) UNCORRECTABLE MEMORY"
         r" ERROR AT",
         # slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-22T10:00:00 DUE TO TIME LIMIT ***
@@ -124,18 +126,22 @@ _FACTS = {
         # Connection refused
         "peer-gone": r"NCCL WARN .{0,40}[Cc]onn.{1,120}"
         r"(?:refused|reset|closed by remote|timed out)|Transport retry count exceeded on",
+        # Why NCCL failed: older releases do not repeat it in their exception.
+        "nccl-warning": r"NCCL WARN (?P<value>.{0,200}(?:/dev/shm/|posix_fallocate|ibv_\w+ failed"
+        r"|Cuda failure|No route to host|is unreachable|timed out|no socket interface"
+        r"|Mismatched NCCL).{0,200})",
         # n2:5776:5902 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_2:1 Got async event : port
         # error. The end of a peer and a broken cable cause the same words, with the adapter's name.
         # A subnet manager that restarts, or scans its network, makes every port report so without
         # a failure.
         "adapter": r"(?P<node>[\w.-]{1,255}):\d+:\d+ \[\d+\] (?:\S+:\d+ )?NCCL WARN NET/IB ?: ?"
-        r"(?P<value>(?:\S{1,40}:\d+ )?Got (?:async (?:\w+ )?event|completion from peer)"
+        r"(?P<value>(?:\S{1,40}:\d+ )?Got (?:async (?:\w+ )?event|completion (?:from|with error))"
         r"(?!.{0,200}(?i:client reregistration|SM change|LID change|P_?Key change"
         r"|GID (?:table )?change|port active)) ?.{1,200})",
     }.items()
 }
 _HINT = re.compile(
-    r"oom|[Oo]ut [Oo]f [Mm]emory|memory limit|Node failure|\*\*\* |failed|onnect|NET/IB"
+    r"oom|[Oo]ut [Oo]f [Mm]emory|NCCL WARN|memory limit|Node failure|\*\*\* |failed|onnect|NET/IB"
     r"|Remote daemon|OOMKilled|OUT_OF_ME|gai error|retry count|error running|cudaGetDevice|NVML"
 )
 _CANCELLED_AT = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT (?P<time>[\dT:-]{19})")
@@ -152,7 +158,7 @@ _COMPLAINT = re.compile(
     r"\berror\b|\w*Error(?:: |$)|\bfatal\b|fail(?:ed|ure)\b|invalid|can(?:no|')t\b|could not"
     r"|unable to|not found|no such|unrecogni[sz]ed|unknown|unexpected|missing|required"
     r"|permission denied|not allowed|not supported|unsupported|\bmust\b|No module named|refus"
-    r"|not enough|fault by|mismatch|panicked"
+    r"|not enough|by GPU\b|mismatch|panicked|exceeded|disconnected|marked dead|unreachable"
     r"|abort",
     re.I,
 )
@@ -311,7 +317,7 @@ class _Reader:
                     bare=True,
                 )
                 for word in words
-                if word.complains and _RAISED.match(word.text)
+                if word.complains and (_RAISED.match(word.text) or WAITS[0].fits(word.text))
                 for rank in word.ranks or (None,)
             ]
         failures = [_with_exception(failure, failures, words) for failure in failures]
@@ -346,7 +352,15 @@ class _Reader:
                 at, stream.rank, stream.task, error=native["type"], inside=False
             )
             return True
-        return current is not None and current.take(text)
+        if current is not None and current.take(text):
+            return True
+        if "NCCL error in" in text and _RAISED.match(text):  # the last error stands below it
+            self._close(stream)
+            stream.traceback = Traceback(
+                at, stream.rank, stream.task, error=one_line(text)[:_SHORT], inside=False, nccl=True
+            )
+            return True
+        return False
 
     def _close(self, stream: _Stream) -> None:
         if stream.traceback is not None and len(self._tracebacks) < _MOST_FAILURES:

@@ -42,6 +42,7 @@ from slurm_health.training.diagnosis.samples import (
     ranks_of,
     who,
 )
+from slurm_health.training.diagnosis.words import known
 from slurm_health.training.diagnosis.words_of_launchers import WAITS, common
 from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 
@@ -257,7 +258,8 @@ def why_ranks_waited(inference: Inference, data: DataManager) -> Inference | Non
 def warned_of_connections(inference: Inference, data: DataManager) -> Inference | None:
     """NCCL warned of its connections, and no process reported a failure."""
     log = data.get(TrainingLog)
-    if log is None or log.failures or not (log.of("adapter") or log.of("peer-gone")):
+    kinds = ("adapter", "peer-gone", "nccl-warning")
+    if log is None or log.failures or not any(map(log.of, kinds)):
         return None
     lines = tuple(fact.text for fact in log.of("peer-gone")[:MOST_LINES])
     return _of_connections(WAITS[-1], replace(inference, evidence=lines), data)
@@ -293,6 +295,17 @@ def _of_connections(row: Row, inference: Inference, data: DataManager) -> Infere
             ),
             advice="look at the state and the counters of the adapters (ibstat, rdma statistic),"
             " and which rank ended first; the check before the script tests the connections",
+        )
+    errors = [failure.error for failure in (log.failures if log else ())]
+    warnings = log.of("nccl-warning") if log else ()
+    texts = (*errors, *(fact.value for fact in warnings))
+    if reason := next((why for text in texts if (why := known(text))), None):
+        lines = [fact.text for fact in warnings if reason.fits(fact.value)][:1]
+        evidence = tuple(dict.fromkeys((*lines, *inference.evidence)))
+        return replace(
+            reason.inference(ranks=inference.ranks, evidence=evidence),
+            attribution=Attribution.UNDECIDED,
+            sureness=Sureness.POSSIBLE,
         )
     cause = row.inference(ranks=inference.ranks, evidence=inference.evidence)
     ranks = {failure.rank for failure in (log.failures if log else ()) if failure.rank is not None}

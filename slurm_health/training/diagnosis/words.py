@@ -24,6 +24,37 @@ def _of_the_place(error: str) -> bool:
 EXCEPTIONS: tuple[Row, ...] = (
     *DEVICES,
     Row(
+        "image-not-found",
+        r"returned error code: 40[134]\b|manifest (?:unknown|for .{1,120} not found)"
+        r"|FATAL: .{0,40}could not open image .{1,300}no such file"
+        r"|No such file or directory: \S{1,200}\.(?:sqsh|squashfs|sif)\b",
+        "the image of the job's container does not exist under this name, or its registry refused"
+        " the user's credentials",
+        "correct the image's name, or log in to its registry (enroot's .credentials, apptainer"
+        " registry login); starting it again as it is fails again",
+        _USER,
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "container-runtime",
+        r"nvidia-container-cli: .{0,40}(?:driver not loaded|nvml error|driver rpc error"
+        r"|device error|driver/library)",
+        "the container could not use the node's GPUs: their driver does not answer there",
+        "look at nvidia-smi on that node, and tell your administrator; other nodes may do",
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "container-not-started",
+        r"slurmstepd\S*: error: pyxis: |spank_pyxis\.so: task_init\(\) failed"
+        r"|FATAL: .{0,40}container creation failed",
+        "the container of the job could not be started: its image does not fit the site's"
+        " hooks or is broken, a path may not be mounted, or the node lacks something: space, a"
+        " helper program, the user's account",
+        "read the container's own lines; if other nodes start it, tell your administrator which"
+        " node does not",
+        on=On.LAST_WORDS,
+    ),
+    Row(
         "device-mismatch",
         r"Expected all tensors to be on the same device"
         r"|Tensor on device \S{1,20} is not on the expected device",
@@ -83,6 +114,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         "shared-memory-full",  # of NCCL's, whose reason is that a disk is full
         r"shared memory segment .{0,160}No space left on device"
         # Older releases give no reason; for memory there is hardly another.
+        r"|posix_fallocate failed : No space left"
         r"|failed to extend /dev/shm/\S{1,80} to \d+ bytes(?!, error: (?!No space))",
         "the shared memory of the node has no room for the exchange between its ranks: in a"
         " container it often has 64 MB; elsewhere leftover files may fill it",
@@ -106,6 +138,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         "free space or ask for a larger quota; starting it again as it is fails again",
         _USER,
         Sureness.CERTAIN,
+        on=On.LAST_WORDS,
     ),
     Row(
         "disk-full",
@@ -114,7 +147,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         "free space or ask for more where the script writes; if that is the node's own"
         " disk, tell your administrator which node it is",
         sureness=Sureness.CERTAIN,
-        on=On.SHARED,
+        on=On.LAST_WORDS | On.SHARED,
     ),
     Row(
         "disk-full",
@@ -152,7 +185,8 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
     Row(
         "locked-memory-limit",  # whose reason is that there is no memory
-        r"Call to ibv_(?:reg_\w+|create_\w+) failed.{0,80}Cannot allocate memory",
+        r"(?:ibv|mlx5dv)_(?:reg|create)_\w{1,20}(?:\(.{0,30}\))? failed.{0,80}"
+        r"Cannot allocate memory",
         "an adapter of InfiniBand or RoCE could not lock memory: most often the limit of the"
         " job's processes is low (ulimit -l)",
         "look at `ulimit -l` in a step on that node: it should be unlimited; slurmd's own limit"
@@ -181,12 +215,13 @@ EXCEPTIONS: tuple[Row, ...] = (
         "extension-mismatch",
         r"undefined symbol: ",
         "an extension was built for other versions of its libraries than are installed there",
-        "install one that was built for this PyTorch; if only one node fails so, have it checked",
+        "install one that was built for this PyTorch, and look for another copy of the library"
+        " (LD_LIBRARY_PATH, pip list); if only one node fails so, have it checked",
         on=On.LAST_WORDS | On.SHARED,
     ),
     Row(
         "account-unknown",
-        r"(?:getpwuid|getpwnam|getgrgid)\(\): \w+ not found",
+        r"(?:getpwuid|getpwnam|getgrgid)\(\): \w+ not found|srun: fatal: Invalid user id",
         "the node does not know the job's user: its accounts (sssd, LDAP) did not answer, or a"
         " container has no entry for it",
         "look on the node: getent passwd USER; in a container, give it the user (/etc/passwd)",
@@ -270,20 +305,40 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
     Row(
         "peer-lost",
-        r"tasks (?:are unhealthy|have crashed)",
-        "JAX's coordination service lost a task: its process or its node ended, or the network to"
-        " it",
-        "look at the last lines of the task that it names, and at its node",
+        r"tasks (?:are unhealthy|have crashed)|task:\d+ heartbeat timeout"
+        r"|MPI communication peer process has unexpectedly disconnected",
+        "JAX or MPI lost a process of the job: it or its node ended, or the network to it, or it"
+        " was too busy to answer",
+        "look at the last lines of the process that it names, and at its node",
         on=On.LAST_WORDS | On.CRASH,
     ),
     Row(
         "adapter-not-connected",
-        r"Call to ibv_modify_qp failed",
+        r"ibv_modify_qp failed|[Ff]ailed to modify QP",
         "an adapter of InfiniBand or RoCE could not connect to a peer's: a port, a cable or a"
-        " switch failed, the ports are of different networks, or NCCL_IB_GID_INDEX is wrong",
+        " switch failed, the ports are of different networks or rails (NCCL_CROSS_NIC), or"
+        " NCCL_IB_GID_INDEX is wrong",
         "look at the state of the adapters on both nodes (ibstat, show_gids); the check before the"
         " script tests the connections of the nodes",
         on=On.LAST_WORDS,
+    ),
+    Row(
+        "adapter-errors",
+        r"Transport retry count exceeded on",  # UCX, which then aborts
+        "an adapter of InfiniBand or RoCE gave up sending: a port, a cable or a switch failed, or"
+        " the peer had ended",
+        "look at the state and the counters of the adapters (ibstat, rdma statistic), and which"
+        " rank ended first; the check before the script tests the connections",
+        on=On.LAST_WORDS | On.CRASH,
+    ),
+    Row(
+        "address-unreachable",
+        r"[Cc]onnect(?:ion)? to \S{1,80} (?:failed|returned|timed).{0,20}(?:No route|unreachable"
+        r"|timed out)",
+        "a rank could not reach the address that another one listens at: an interface that the"
+        " nodes do not share, such as a container's, a firewall, or a node without network",
+        "name the interface of the network that all nodes share (NCCL_SOCKET_IFNAME,"
+        " GLOO_SOCKET_IFNAME); the check before the script tests the connections of the nodes",
     ),
     Row(
         "host-out-of-memory",
@@ -299,6 +354,13 @@ EXCEPTIONS: tuple[Row, ...] = (
         "the rendezvous port was in use",
         "start again; choose MASTER_PORT by the job's id",
         Attribution.TRANSIENT,
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "munge-silent",
+        r"[Mm]unge encode failed|error: .{0,40}Protocol authentication error",
+        "munge gave no credential for a command of Slurm: its daemon does not run on that node",
+        "tell your administrator which node it is (systemctl status munge)",
         on=On.LAST_WORDS,
     ),
     Row(
@@ -326,6 +388,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         "a service on the network, or the way to it, did not answer the program",
         "check whether the service answers from a node; keep downloads in a local cache"
         " (HF_HUB_OFFLINE=1)",
+        on=On.LAST_WORDS,
     ),
     Row(
         "clock-wrong",
@@ -370,41 +433,13 @@ EXCEPTIONS: tuple[Row, ...] = (
         on=On.LAST_WORDS,
     ),
     Row(
-        "image-not-found",
-        r"returned error code: 40[134]\b|manifest (?:unknown|for .{1,120} not found)"
-        r"|FATAL: .{0,40}could not open image .{1,300}no such file"
-        r"|No such file or directory: \S{1,200}\.(?:sqsh|squashfs|sif)\b",
-        "the image of the job's container does not exist under this name, or its registry refused"
-        " the user's credentials",
-        "correct the image's name, or log in to its registry (enroot's .credentials, apptainer"
-        " registry login); starting it again as it is fails again",
-        _USER,
-        on=On.LAST_WORDS,
-    ),
-    Row(
-        "container-runtime",
-        r"nvidia-container-cli: .{0,40}(?:driver not loaded|nvml error|driver rpc error"
-        r"|device error|driver/library)",
-        "the container could not use the node's GPUs: their driver does not answer there",
-        "look at nvidia-smi on that node, and tell your administrator; other nodes may do",
-        on=On.LAST_WORDS,
-    ),
-    Row(
-        "container-not-started",
-        r"pyxis: (?:container start failed|couldn't start container|failed to |child \d+ failed)"
-        r"|spank_pyxis\.so: task_init\(\) failed|FATAL: .{0,40}container creation failed",
-        "the container of the job could not be started: its image does not fit the site's"
-        " hooks, or the node lacks something, such as the user's account",
-        "read the container's own log behind this line; if other nodes start it, tell your"
-        " administrator which node does not",
-        on=On.LAST_WORDS,
-    ),
-    Row(
         "barrier-not-passed",
-        r"failed to pass monitoredBarrier|monitoredBarrier .{0,80}(?:timed out|timeout)",
-        "a rank did not reach a barrier within its timeout; the exception names it",
+        r"failed to pass monitoredBarrier|monitoredBarrier .{0,80}(?:timed out|timeout)"
+        r"|DEADLINE_EXCEEDED: Barrier timed out(?!.*(?:PjRT_Client|register))",
+        "a rank did not reach a barrier within its timeout; the words name it",
         "look at what that rank did last: its output, or its stack (py-spy dump) at the next hang",
         sureness=Sureness.POSSIBLE,
+        on=On.LAST_WORDS,
     ),
     Row(
         "compiler-missing",
@@ -455,8 +490,9 @@ EXCEPTIONS: tuple[Row, ...] = (
     Row(
         "worker-ended",
         r"worker (?:died|crashed) or was killed|[Aa]ctor died unexpectedly|ActorDiedError"
-        r"|WorkerCrashedError|Worker unexpectedly exits",
-        "Ray lost a worker: killed, most often for memory, or by a crash of its own",
+        r"|WorkerCrashedError|Worker unexpectedly exits|node .{0,200}has been marked dead",
+        "Ray lost a worker or its node: killed, most often for memory, by a crash of its own, or"
+        " too busy to answer",
         "read the worker's own log (session_latest/logs), and see how much memory the job used on"
         " its node (sacct --format=JobID,MaxRSS,State)",
         on=On.LAST_WORDS,

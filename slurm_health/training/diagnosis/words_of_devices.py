@@ -18,7 +18,7 @@ LEAVE = (
     "leave the node out (sbatch --exclude, or --nodelist without it) and tell your administrator"
 )
 BLOCKING = (
-    "run it once with CUDA_LAUNCHBLOCKING=1; if it fails on one node only, have that node checked"
+    "run it once with CUDA_LAUNCH_BLOCKING=1; if it fails on one node only, have that node checked"
 )
 
 # Of PyTorch's sentence about a full GPU, in the order of its releases:
@@ -61,7 +61,8 @@ _OUT_OF_GPU_MEMORY = "use a smaller batch or model part per GPU, or activation c
 DEVICES: tuple[Row, ...] = (
     Row(
         "gpu-broken",
-        r"uncorrectable ECC|uncorrectable NVLink|GPU is lost|fallen off the bus",
+        r"uncorrectable ECC|uncorrectable NVLink|GPU is lost|fallen off the bus"
+        r"|device handle for GPU.{1,40}Unknown Error",  # nvidia-smi's words for a lost one
         "a GPU of the node failed",
         LEAVE,
         _NODE,
@@ -137,10 +138,28 @@ DEVICES: tuple[Row, ...] = (
         on=On.SHARED,
     ),
     Row(
+        "gpu-fabric",
+        r"(?:CUDA e|E)rror\W{1,3}802\b|SystemNotReady|SYSTEM_NOT_READY|system not yet initialized",
+        "the driver had not set up the GPUs of the node: on machines with NVSwitch the fabric"
+        " manager does that, and most likely it does not run",
+        LEAVE,
+        _NODE,
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "no-gpu",
+        r"CUDA-capable devices?(?:\(s\))? (?:is/)?are busy or unavailable",
+        "the GPU did not take the process: another process has it for itself (its compute mode),"
+        " or it has failed and needs a reset",
+        "see what uses it (nvidia-smi on the node); if it is none of this job, try another node and"
+        " tell your administrator",
+        on=On.LAST_WORDS,
+    ),
+    Row(
         "no-gpu",
         r"No CUDA GPUs are available|no CUDA-capable device|CUDA unknown error"
-        r"|CUDA-capable devices?(?:\(s\))? (?:is/)?are busy or unavailable"
-        r"|Found no NVIDIA driver|device handle for GPU|no GPUs found!"
+        r"|CUDA error: initialization error|Found no NVIDIA driver|device handle for GPU"
+        r"|no GPUs found!"
         r"|CUDA is not available|AcceleratorError: .*no device"
         r"|no supported devices found for platform|couldn't communicate with the NVIDIA driver"
         r"|Failed to initialize NVML: (?!Driver/lib)",
@@ -162,12 +181,20 @@ DEVICES: tuple[Row, ...] = (
         "driver-mismatch",
         r"NVIDIA driver on your system is too old|driver (?:version )?is insufficient"
         r"|forward compatibility was attempted on non supported HW"
-        r"|unsupported display driver / cuda driver combination"
-        r"|[Dd]river/library version mismatch",
+        r"|unsupported display driver / cuda driver combination",
         "the driver does not fit: this PyTorch was built for a newer CUDA than it supports,"
         " or the process loaded libraries of another version than the driver of its node",
         "compare the node's driver (nvidia-smi) with torch.version.cuda, and with the driver"
         " libraries of a container; if only one node fails so, have it checked",
+        on=On.LAST_WORDS | On.SHARED,
+    ),
+    Row(
+        "driver-mismatch",
+        r"[Dd]river/library version mismatch",
+        "the node's driver and its library are of different releases: it was updated without a"
+        " reboot, or a container brings a library of its own",
+        "try another node and tell your administrator: a reboot, or loading the new driver, mends"
+        " it; compare /proc/driver/nvidia/version with the library in the container",
         on=On.LAST_WORDS | On.SHARED,
     ),
     Row(
@@ -178,11 +205,13 @@ DEVICES: tuple[Row, ...] = (
     ),
     Row(
         "gpu-unknown-error",
-        r"CUDA (?:driver )?error: unknown error|CUDA_ERROR_UNKNOWN|unhandled cuda error",
-        "CUDA met an error without a name: a GPU or its driver has failed, or the program has"
-        " broken its own context",
-        "look for Xids of that time in the kernel's log of the node; if it fails on one node"
-        " only, have that node checked",
+        r"CUDA (?:driver )?error: unknown error|CUDA_ERROR_UNKNOWN|unhandled cuda error"
+        r"|HW Exception by GPU",
+        "CUDA or HIP met an error without a name: a GPU or its driver has failed, or the program"
+        " has broken its own context",
+        "look for errors of the driver at that time in the kernel's log of the node (Xid, amdgpu);"
+        " if it fails on one node only, have that node checked",
+        on=On.CRASH,
     ),
     Row(
         "gpu-not-supported",
@@ -194,15 +223,6 @@ DEVICES: tuple[Row, ...] = (
         "install one that was built for them (torch.cuda.get_arch_list()), or ask for GPUs"
         " that it supports (--gres, --constraint)",
         _USER,
-        on=On.LAST_WORDS,
-    ),
-    Row(
-        "gpu-fabric",
-        r"CUDA error\W{1,3}802\b|SystemNotReady|system not yet initialized",
-        "the driver had not set up the GPUs of the node: on machines with NVSwitch the fabric"
-        " manager does that, and most likely it does not run",
-        LEAVE,
-        _NODE,
         on=On.LAST_WORDS,
     ),
     Row(

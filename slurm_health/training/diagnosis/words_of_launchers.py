@@ -30,6 +30,8 @@ _OF_A_PEER = re.compile(
     r"|DDP expects same model .{0,80} inconsistent 0 params"
     # gloo that connects all ranks, and the coordination service of JAX
     r"|connectFullMesh failed|DEADLINE_EXCEEDED|waiting for clients"
+    r"|Horovod has been shut down|No route to host"
+    r"|cluster registration failed"
     # A signal that a launcher or a user sends to all ranks.
     r"|^KeyboardInterrupt\b"
 )
@@ -38,6 +40,8 @@ _OF_ITSELF = re.compile(
     r"[Mm]ismatch|nccl(?:Invalid|Internal)|internal error - |CUDA error|[Cc](?:UDA|uda) failure|ECC"
     r"|shared memory"
 )
+# Causes of the network between ranks: they count if no rank has one of its own.
+_OF_THE_WAY = frozenset({"adapter-not-connected", "address-unreachable", "barrier-not-passed"})
 
 
 def is_consequence(error: str) -> bool:
@@ -45,7 +49,7 @@ def is_consequence(error: str) -> bool:
     if not _OF_A_PEER.search(error) or _OF_ITSELF.search(error):
         return False
     row = known(error)
-    return row is None or row.name == "adapter-not-connected"
+    return row is None or row.name in _OF_THE_WAY
 
 
 # The last words of a failure without an exception. Other errors of a file, such as a stale handle
@@ -138,6 +142,17 @@ MISTAKES: tuple[Row, ...] = (
     ),
 )
 
+# The rendezvous port, if several ranks of one node open it.
+SEVERAL_LISTEN = Row(
+    "port-in-use",
+    "",
+    "several ranks opened the rendezvous port: they take themselves for rank 0, or torchrun was"
+    " started more than once on a node",
+    "take RANK from SLURM_PROCID, or start torchrun once a node (srun --ntasks-per-node=1);"
+    " starting it again as it is fails again",
+    Attribution.USER,
+)
+
 # Rows about nodes, for Slurm and MPI's launchers. `{nodes}` are those, `{node}` is the first of
 # them, `{leave}` starts the job without them.
 _LEAVE = "{leave} and tell your administrator"
@@ -157,6 +172,14 @@ BY_FACT = {
         "the memory of {nodes} had an error that it could not correct",
         _LEAVE,
         Attribution.NODE,
+    ),
+    "unkillable": Row(
+        "processes-unkillable",
+        "",
+        "processes of the job on {nodes} did not end by SIGKILL: they wait in the kernel, most"
+        " often for a filesystem or a device",
+        "look at what they wait for (ps -eo pid,state,wchan,cmd), and whether Slurm has drained"
+        " the node (sinfo -R)",
     ),
     "daemon-lost": Row(
         "node-silent",
@@ -222,7 +245,8 @@ WAITS: tuple[Row, ...] = (
         r"Timed out initializing process group|Rendezvous(?:Connection|Timeout|Closed)Error"
         r"|waiting for clients|wait timeout after \d+ms, keys: /default_pg|connectFullMesh failed"
         r"|\(gai error: "
-        r"|DEADLINE_EXCEEDED: (?:Barrier timed out.{0,40}PjRT_Client_Connect|.*RegisterTask)"
+        r"|DEADLINE_EXCEEDED: (?:Barrier timed out.{0,40}(?:PjRT_Client_Connect|to_register)"
+        r"|.*RegisterTask)|cluster registration failed"
         r"|client socket has (?:timed out|failed to connect)|while trying to connect to",
         "the ranks never met{where}: a rank did not start, listened elsewhere, or the way there is"
         " closed",
