@@ -47,7 +47,7 @@ MOST_JOBS_OF_USER = 100
 _LOCK_TIMEOUT_S = 10.0
 
 # Changes with every change of the tables or of what is put into them.
-_SCHEMA = 9
+_SCHEMA = 10
 _TABLES = (
     """CREATE TABLE slurm_health_jobs (
         cluster TEXT, job TEXT, uid INTEGER, stamp TEXT,
@@ -451,6 +451,6 @@ def bring_up_to_date(
         for job, reading in reader.read(uid, jobs):
             progress(done, len(left))
             done += 1
-            if isinstance(reading, JobReading):
+            if reading is not None:
                 read = msgspec.structs.replace(reading, uid=reader.user(uid))
                 index.keep(job.cluster, job.job, read, now_s=now_s)

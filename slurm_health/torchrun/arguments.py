@@ -100,6 +100,19 @@ def node_zero_address(
     return NodeZeroAddress(host=host, port=port_number)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """How many nodes training may start with."""
+
+    least: int
+    most: int
+
+    @property
+    def text(self) -> str:
+        """The same as --nnodes would say it."""
+        return str(self.least) if self.least == self.most else f"{self.least}:{self.most}"
+
+
 class Arguments(msgspec.Struct, frozen=True, kw_only=True):
     """A command line, read by torchrun's parser.
 
@@ -118,6 +131,29 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
         """Return what was given for one of our options, None if nothing was."""
         value = self.own.get(name)
         return None if value is None else str(value)
+
+    @property
+    def nnodes(self) -> Bounds | None:
+        """The nodes that `N` or `MIN:MAX` allows, None if neither is given.
+
+        Raises:
+            UsageError: it is neither.
+        """
+        if (text := self.given.get("nnodes")) is None:
+            return None
+        least, colon, most = text.partition(":")
+        try:
+            bounds = Bounds(least=int(least), most=int(most if colon else least))
+        except ValueError:
+            bounds = Bounds(least=0, most=0)
+        if not 0 < bounds.least <= bounds.most:
+            raise UsageError(f"--nnodes: expected N or MIN:MAX, found {text!r}")
+        return bounds
+
+    @property
+    def trains_alone(self) -> bool:
+        """Whether each process trains for itself, on one node."""
+        return self.standalone or (self.nnodes is not None and self.nnodes.most == 1)
 
     @property
     def meets_by_itself(self) -> bool:
@@ -147,22 +183,6 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
         return "network-check"
 
 
-def node_range(nnodes: str) -> tuple[int, int]:
-    """Return the least and the most nodes that `N` or `MIN:MAX` allows.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    least, colon, most = nnodes.partition(":")
-    try:
-        bounds = int(least), int(most if colon else least)
-    except ValueError:
-        bounds = (0, 0)
-    if not 0 < bounds[0] <= bounds[1]:
-        raise UsageError(f"--nnodes: expected N or MIN:MAX, found {nnodes!r}")
-    return bounds
-
-
 def port(*, job_id: int, attempt: int, step: int) -> int:
     """Return the port for one start of a job.
 
@@ -170,9 +190,3 @@ def port(*, job_id: int, attempt: int, step: int) -> int:
     about the same time: along each of these it repeats after 12007.
     """
     return _FIRST_PORT + (step + 101 * attempt + 4099 * job_id) % _PORTS
-
-
-def trains_alone(arguments: Arguments) -> bool:
-    """Tell whether each process trains for itself, on one node."""
-    nnodes = arguments.given.get("nnodes")
-    return arguments.standalone or (nnodes is not None and node_range(nnodes)[1] == 1)

@@ -20,15 +20,14 @@ from slurm_health.records.nodeset import expand
 from slurm_health.records.text import whole_number
 from slurm_health.torchrun.arguments import (
     Arguments,
+    Bounds,
     NodeZeroAddress,
     bracketed,
     host_and_port,
     master_address,
-    node_range,
     node_rank,
     node_zero_address,
     port,
-    trains_alone,
 )
 
 # How long torchrun waits for more nodes once there are enough. Its own 30 s are for nodes that are
@@ -78,11 +77,11 @@ def find(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | None:
         AllocationError: Slurm's variables cannot be read.
     """
     if "SLURM_JOB_ID" not in environ:
-        return None if trains_alone(arguments) else _outside_slurm(arguments, environ)
+        return None if arguments.trains_alone else _outside_slurm(arguments, environ)
     if _in_step(environ):
         return _in_slurm(arguments, environ)
     nodes = allocation.from_environ(environ).nodes
-    if len(nodes) > 1 and not trains_alone(arguments):
+    if len(nodes) > 1 and not arguments.trains_alone:
         raise UsageError(
             f"the job has {len(nodes)} nodes and this runs on one of them, once; start it on each:"
             " srun --ntasks-per-node=1 slurm-health run ..."
@@ -106,7 +105,7 @@ def _in_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | N
     if node not in nodes:
         raise AllocationError("SLURM_STEP_NODELIST", f"does not hold this node, {node}")
     if int(environ.get("SLURM_STEP_NUM_TASKS") or len(nodes)) > len(nodes):
-        if trains_alone(arguments) and not arguments.checks:
+        if arguments.trains_alone and not arguments.checks:
             return None
         raise UsageError(
             "torchrun starts the processes of a node by itself, so one task per node is enough:"
@@ -143,10 +142,10 @@ def _outside_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlac
     Raises:
         UsageError: one of them is impossible, or missing and needed for a check.
     """
-    given = arguments.given
-    if (nnodes := given.get("nnodes")) is None:
+    given, nnodes = arguments.given, arguments.nnodes
+    if nnodes is None:
         return None
-    _, count = node_range(nnodes)
+    count = nnodes.most
     rank, start = node_rank(given, environ), given.get("rdzv_id", "none")
     job_id = zlib.crc32(start.encode())
     meeting = node_zero_address(given, environ, port(job_id=job_id, attempt=0, step=0))
@@ -232,14 +231,14 @@ def torchrun_line(
         ours: the nodes were chosen by us, and what follows a failure is.
     """
     given = arguments.given
+    nnodes = arguments.nnodes or Bounds(least=1, most=1)
     added = {"max_restarts": "0"} if ours and arguments.max_restarts else {}
     replaced = {"max_restarts", "nnodes"} if ours else set[str]()
     if place is not None:
-        least, most = node_range(given.get("nnodes", "1"))
         # Outside Slurm a node may come later. Otherwise torchrun would wait for nodes in vain.
-        most_now = most if place.meeting else len(place.nodes)
-        is_range = least < most and least < most_now
-        added["nnodes"] = f"{least}:{most_now}" if is_range else str(len(place.nodes))
+        most = nnodes.most if place.meeting else len(place.nodes)
+        is_range = nnodes.least < min(nnodes.most, most)
+        added["nnodes"] = f"{nnodes.least}:{most}" if is_range else str(len(place.nodes))
         added |= {"rdzv_backend": "c10d", "rdzv_id": "none" if place.meeting else place.start}
     if place is not None and arguments.meets_by_itself:
         left_out = set(everyone).difference(place.nodes)
@@ -261,7 +260,7 @@ def torchrun_line(
         added["rdzv_endpoint"] = f"{bracketed(host)}:{number}"
         if host == own and ("rdzv_endpoint" not in given or moved):
             # torchrun would compare names, which fails where a node is known by several.
-            last_call = f",last_call_timeout={_LAST_CALL_S}" if least < most else ""
+            last_call = f",last_call_timeout={_LAST_CALL_S}" if nnodes.least < nnodes.most else ""
             added["rdzv_conf"] = f"is_host={int(place.leads)}{last_call}"
     words = [
         f"--{name.replace('_', '-')}={value}"

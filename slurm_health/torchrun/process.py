@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from slurm_health.preflight.supervisor.monitor_process import SCRIPT_HANGS
 from slurm_health.records.decoding import from_json
-from slurm_health.records.errors import ConfigError
+from slurm_health.records.errors import ConfigError, JournalError
 from slurm_health.records.script_records import TrainingEvent
 from slurm_health.system.processes import (
     PIPE,
@@ -30,6 +30,7 @@ from slurm_health.system.processes import (
     ends_within,
     start_tied,
 )
+from slurm_health.torchrun.step import SIGN_OF_LIFE_S
 
 # Signals that end torchrun, in order. Slurm sends them to all processes of a step by itself.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -72,6 +73,7 @@ def run_torchrun(
     monitor: Sequence[str],
     is_over: Callable[[], bool],
     interval_s: float,
+    show_life: Callable[[], None],
 ) -> TorchrunEnd:
     """Run torchrun to its end; end it if the monitor notices a hang, or if `is_over`.
 
@@ -81,6 +83,7 @@ def run_torchrun(
         monitor: the command of the monitor, empty without one.
         is_over: asked every `interval_s`.
         interval_s: seconds.
+        show_life: called every two seconds while torchrun is being ended.
 
     Raises:
         ConfigError: it cannot be executed.
@@ -106,7 +109,11 @@ def run_torchrun(
             if process.returncode is None:
                 output = tail.text()
                 process.send_signal(signal.SIGTERM)
-                if not ends_within(process, STOP_S):
+                until_s = time.monotonic() + STOP_S
+                while not ends_within(process, SIGN_OF_LIFE_S) and time.monotonic() < until_s:
+                    with contextlib.suppress(JournalError):
+                        show_life()
+                if process.returncode is None:
                     abandon_session(process, wait_s=STOP_S)
     tail.end()
     return TorchrunEnd(

@@ -14,7 +14,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,9 +26,8 @@ from slurm_health.records.errors import ChannelError, ExitCode, JournalError
 from slurm_health.records.nodeset import fold
 from slurm_health.records.script_records import TrainingEvent, TrainingPlanned, WorkersEnded
 from slurm_health.system.processes import own_module
-from slurm_health.torchrun.arguments import Arguments
+from slurm_health.torchrun.arguments import Arguments, Bounds
 from slurm_health.torchrun.check import checked, member_of, say
-from slurm_health.torchrun.node_choice import Bounds
 from slurm_health.torchrun.place import TaskPlace, named, place_among, single, torchrun_line
 from slurm_health.torchrun.process import TorchrunEnd, run_torchrun
 from slurm_health.torchrun.step import Begun, Follower, Leader, Unheard
@@ -219,7 +218,9 @@ class Training:
             return False
 
         seconds = member.seldom_s if member is not None and place.nodes[1:] else _POLL_S
-        return run_torchrun([self.python, _TORCHRUN, *line], own, monitor, is_over, seconds)
+        show_life = (lambda: None) if member is None else member.show_life
+        argv = [self.python, _TORCHRUN, *line]
+        return run_torchrun(argv, own, monitor, is_over, seconds, show_life)
 
     def _plan(
         self, place: TaskPlace, member: Leader | Follower | None, ended: TorchrunEnd, restart: int
@@ -239,25 +240,24 @@ class Training:
                 then = f"checking {fold(rest)} before the workers start"
                 say(f"{lost}; {then} (restart {restart} of {most})")
             return TrainingPlanned(plan="check", nodes=list(rest))
-        from slurm_health.torchrun.restarts import Failure, decide
-
-        failure = Failure(
-            place=place if member is None else member.place,
-            arguments=self.arguments,
-            directory=self._directory,
-            restart=restart,
-            least=least,
-            ended=ended,
-            hangs_before=self._hangs,
-        )
+        hangs = self._hangs
         self._hangs += (ended.hang,) if ended.hang is not None else ()
-        if member is not None:
-            return member.follow_up(
-                end,
-                place.nodes,
-                lambda reports, silent: decide(failure, reports, silent, self.own),
+
+        def decided(reports: Sequence[WorkersEnded], silent: int) -> TrainingPlanned:
+            from slurm_health.torchrun.restarts import Failure, decide  # the others wait already
+
+            failure = Failure(
+                place=place if member is None else member.place,
+                arguments=self.arguments,
+                directory=self._directory,
+                restart=restart,
+                least=least,
+                ended=ended,
+                hangs_before=hangs,
             )
-        return decide(failure, [end], 0, self.own)
+            return decide(failure, reports, silent, self.own)
+
+        return decided([end], 0) if member is None else member.follow_up(end, place.nodes, decided)
 
 
 def _left_out(place: TaskPlace, why: str, planned: TrainingPlanned) -> int:

@@ -18,9 +18,8 @@ from slurm_health.records.errors import ConfigError, JournalError, UsageError
 from slurm_health.records.script_records import ScriptStarted
 from slurm_health.system import journal
 from slurm_health.system.signals import leaving_on
-from slurm_health.torchrun.arguments import Arguments, trains_alone
+from slurm_health.torchrun.arguments import Arguments, Bounds
 from slurm_health.torchrun.check import say, without_secret
-from slurm_health.torchrun.node_choice import Bounds, bounds
 from slurm_health.torchrun.place import (
     TaskPlace,
     find,
@@ -65,8 +64,8 @@ def train(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 def _train(python: str, arguments: Arguments, environ: Mapping[str, str]) -> int:
     place = find(arguments, environ)
     here = place or single(environ, host=socket.gethostname(), now_s=int(time.time()))
-    given = arguments.given
-    alone = trains_alone(arguments) or (place is None and "nnodes" not in given)
+    nnodes = arguments.nnodes
+    alone = arguments.trains_alone or (place is None and nnodes is None)
     meets = not alone and place is not None and arguments.meets_by_itself
     monitored = _is_to_watch(here, arguments, environ)
     if monitored and not alone and "SLURM_JOB_ID" not in environ:
@@ -80,8 +79,12 @@ def _train(python: str, arguments: Arguments, environ: Mapping[str, str]) -> int
     if not (arguments.checks or monitored or arguments.max_restarts):
         meets = False  # there is nothing to decide together
     count = len(here.nodes)
-    own_only = alone or place is None
-    within = Bounds(least=1, most=count) if own_only else bounds(given.get("nnodes"), count)
+    if alone or place is None:
+        within = Bounds(least=1, most=count)
+    else:
+        within = nnodes or Bounds(least=count, most=count)
+    if within.least > count:
+        raise UsageError(f"--nnodes={within.text}: there are fewer nodes here: {count}")
     training = Training(
         python=python,
         arguments=arguments,

@@ -38,7 +38,7 @@ SCRIPT = "script"  # processes of the batch script itself belong to no step
 _INTERPRETERS = ("python", "pypy", "pt_main")
 _OURS = "slurm_health"
 # Between a failure and a restart a torchrun that srun started has no ranks, and is none itself.
-_TORCHRUN = ("torchrun", "quiet_torchrun.py", "torch.distributed.run")
+_TORCHRUN = ("torchrun", "quiet_torchrun.py", "torch.distributed.run", "slurm-health", _OURS)
 _ANSWER_S, _STACKS_S = 2.5, 3.0  # for ranks to answer, and for py-spy
 _POLL_S = 0.05
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
