@@ -78,7 +78,8 @@ def find(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | None:
     """
     if "SLURM_JOB_ID" not in environ:
         return None if arguments.trains_alone else _outside_slurm(arguments, environ)
-    if _in_step(environ):
+    step = environ.get("SLURM_STEP_ID", "")
+    if step.isdecimal() and int(step) < _SPECIAL_STEPS and "SLURMD_NODENAME" in environ:
         return _in_slurm(arguments, environ)
     nodes = allocation.from_environ(environ).nodes
     if len(nodes) > 1 and not arguments.trains_alone:
@@ -88,11 +89,6 @@ def find(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | None:
             " (or train on this node alone with --nnodes=1)"
         )
     return None
-
-
-def _in_step(environ: Mapping[str, str]) -> bool:
-    step = environ.get("SLURM_STEP_ID", "")
-    return step.isdecimal() and int(step) < _SPECIAL_STEPS and "SLURMD_NODENAME" in environ
 
 
 def _in_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | None:
@@ -117,11 +113,6 @@ def _in_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | N
     start = f"{job.job_id}.{job.attempt}.{step}.{stamp}".rstrip(".")
     job = replace(job, nodes=nodes)
     return TaskPlace(**vars(job), node=node, start=start, step=step)
-
-
-def speaks_for_step(environ: Mapping[str, str]) -> bool:
-    """Tell whether this process says what all of its step would say alike: its first task."""
-    return not _in_step(environ) or environ.get("SLURM_PROCID", "0") == "0"
 
 
 def single(environ: Mapping[str, str], *, host: str, now_s: int) -> TaskPlace:

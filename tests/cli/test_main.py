@@ -90,8 +90,6 @@ def test_without_any_word_the_help_is_shown_and_the_code_says_that_nothing_was_d
         (["report", "12", "--jsn"], "--json"),
         (["report", "--html"], "JOBID"),
         (["report", "--follow"], "JOBID"),
-        (["report", "12", "--html", "--json"], "choose one"),
-        (["report", "12", "--follow", "--json"], "choose one"),
         (["report", "--last", "0"], "--last"),
         (["check", "--local", "two"], "--local"),
         (["check", "--local", "0"], "--local"),
@@ -109,6 +107,8 @@ def test_without_any_word_the_help_is_shown_and_the_code_says_that_nothing_was_d
         (["clean", "--older-than=90", "--yes"], "'90' is not an age; write 12h, 90d or 4w"),
         (["healthcheck", "--context", "prolg"], "'prolg' is not one of 'prolog'"),
         (["lemons", "--output"], "Option '--output' requires an argument"),
+        (["lemons", "--jorn"], "No such option '--jorn'; did you mean --journal or --json?"),
+        (["run", "--netwrk-check", "t.py"], "--netwrk-check; did you mean --network-check?"),
         (["nodes", "release", "n1", "--confg", "/x"], "No such option '--confg'"),
     ],
 )
