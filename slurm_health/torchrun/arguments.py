@@ -20,12 +20,8 @@ from slurm_health.records.text import whole_number
 _ADDRESSES = ("MASTER_ADDR", "DLROVER_MASTER_ADDR")
 _RANKS = ("NODE_RANK", "GROUP_RANK")
 _MOST_PORT = 65535
-# Below the ports that Linux hands out by itself, so that no process sits on one by chance.
-_FIRST_PORT = 20000
-# A prime, so that none of the factors below divides it.
-_PORTS = 12007
-CHECKS = ("network-check", "straggler-detection")  # which may be asked for
-_CHECKING = {*CHECKS, "exclude-straggler"}
+CHECKS = ("network_check", "straggler_detection")  # which may be asked for
+_CHECKING = {*CHECKS, "exclude_straggler"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,15 +174,4 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def check(self) -> str:
         """What is checked, as `--check` of the other commands would say it."""
-        if "straggler-detection" in self.own:
-            return what_to_check({name.replace("-", "_"): True for name in self.own})
-        return "network-check"
-
-
-def port(*, job_id: int, attempt: int, step: int) -> int:
-    """Return the port for one start of a job.
-
-    It differs between the steps of an attempt, between the attempts of a job and between jobs of
-    about the same time: along each of these it repeats after 12007.
-    """
-    return _FIRST_PORT + (step + 101 * attempt + 4099 * job_id) % _PORTS
+        return what_to_check(self.own) if "straggler_detection" in self.own else "network-check"

@@ -191,22 +191,20 @@ def _lead(
     place, directory = leader.place, leader.directory
     if leader.channel is not None:
         _await_nodes(leader.channel, place, within.least)
-    nodes, exclude_slow = list(place.nodes), "exclude-straggler" in arguments.own
+    nodes, exclude_slow = list(place.nodes), "exclude_straggler" in arguments.own
     prior = priors.of_site(config.standings(environ), place.cluster, nodes, now_s=time.time())
-    recorded: dict[str, str | int | float | bool] = {
-        "python": python,
-        "check": arguments.check,
-        "nnodes": within.text,
-        "exclude_straggler": exclude_slow,
-    }
-    if "setup" in arguments.own:
-        recorded["setup"] = arguments.own["setup"]
     started = run_started(
         place,
         {**environ, "SLURMD_NODENAME": place.node},
         run_id=place.start,
         script=arguments.program[0],
-        settings=recorded,
+        settings={
+            "python": python,
+            "check": arguments.check,
+            "nnodes": within.text,
+            "exclude_straggler": exclude_slow,
+            **{name: value for name, value in arguments.own.items() if name == "setup"},
+        },
     )
     started = msgspec.structs.replace(started, prior=prior)
     if place.array:

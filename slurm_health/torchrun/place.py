@@ -17,7 +17,6 @@ from slurm_health.records import allocation
 from slurm_health.records.allocation import Allocation
 from slurm_health.records.errors import AllocationError, UsageError
 from slurm_health.records.nodeset import expand
-from slurm_health.records.text import whole_number
 from slurm_health.torchrun.arguments import (
     Arguments,
     Bounds,
@@ -27,7 +26,6 @@ from slurm_health.torchrun.arguments import (
     master_address,
     node_rank,
     node_zero_address,
-    port,
 )
 
 # How long torchrun waits for more nodes once there are enough. Its own 30 s are for nodes that are
@@ -36,6 +34,10 @@ _LAST_CALL_S = 10
 # From here on Slurm numbers what is no step of srun's: batch script, interactive shell, container.
 _SPECIAL_STEPS = 0xFFFFFF00
 OUTSIDE_SLURM = "torchrun"
+# Below the ports that Linux hands out by itself, so that no process sits on one by chance.
+_FIRST_PORT = 20000
+# A prime, so that none of the factors of a port's number divides it.
+_PORTS = 12007
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +67,12 @@ class TaskPlace(Allocation):
 
     @property
     def port(self) -> int:
-        """The port where the processes meet if none is given."""
-        return port(job_id=self.job_id, attempt=self.attempt, step=self.step)
+        """The port where the processes meet if none is given.
+
+        It differs between the steps of an attempt, between the attempts of a job and between jobs
+        of about the same time: along each of these it repeats after 12007.
+        """
+        return _FIRST_PORT + (self.step + 101 * self.attempt + 4099 * self.job_id) % _PORTS
 
 
 def find(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | None:
@@ -136,10 +142,14 @@ def _outside_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlac
     given, nnodes = arguments.given, arguments.nnodes
     if nnodes is None:
         return None
-    count = nnodes.most
     rank, start = node_rank(given, environ), given.get("rdzv_id", "none")
-    job_id = zlib.crc32(start.encode())
-    meeting = node_zero_address(given, environ, port(job_id=job_id, attempt=0, step=0))
+    place = TaskPlace(
+        nodes=tuple(f"node{number}" for number in range(nnodes.most)),
+        node=f"node{rank}",
+        start=start,
+        job_id=zlib.crc32(start.encode()),
+    )
+    meeting = node_zero_address(given, environ, place.port)
     if rank is None or meeting is None or not arguments.meets_by_itself:
         if arguments.checks:
             raise UsageError(
@@ -148,15 +158,10 @@ def _outside_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlac
                 " --rdzv-backend=c10d"
             )
         return None
-    if (number := whole_number(rank)) is None or number >= count:
-        raise UsageError(f"node rank: expected a number below {count} (--nnodes), found {rank!r}")
-    return TaskPlace(
-        nodes=tuple(f"node{place}" for place in range(count)),
-        node=f"node{number}",
-        start=start,
-        job_id=job_id,
-        meeting=meeting,
-    )
+    if place.node not in place.nodes:
+        expected = f"expected a number below {nnodes.most} (--nnodes)"
+        raise UsageError(f"node rank: {expected}, found {rank!r}")
+    return replace(place, meeting=meeting)
 
 
 def named(place: TaskPlace) -> TaskPlace:

@@ -145,7 +145,7 @@ def for_restart(arguments: Arguments, directory: Path | None) -> Arguments:
     if again.less:
         say(f"that check is quick: {again.less}")
     own = {name: value for name, value in arguments.own.items() if name not in CHECKS}
-    own |= dict.fromkeys(again.check.split(","), True)
+    own |= dict.fromkeys(again.check.replace("-", "_").split(","), True)
     return msgspec.structs.replace(arguments, own=own)
 
 

@@ -85,9 +85,8 @@ class Training:
         # The processes of all nodes meet if there is something to decide together.
         decides = arguments.checks or self._monitored or arguments.max_restarts
         self._meets = bool(self._known and arguments.meets_by_itself and decides)
-        self._within = Bounds(least=count if self._known else 1, most=count)
-        if self._known and nnodes is not None:
-            self._within = nnodes
+        any_or_all = Bounds(least=count if self._known else 1, most=count)
+        self._within = nnodes if self._known and nnodes is not None else any_or_all
         if self._within.least > count:
             raise UsageError(f"--nnodes={self._within.text}: there are fewer nodes here: {count}")
         self._own = without_secret(environ)  # of the workers
@@ -216,13 +215,12 @@ class Training:
         count = RESTART_COUNT.decode()
         own[count] = str(int(own.get(count, "0")) + restart)
         monitor: tuple[str, ...] = ()
-        which: tuple[str, ...]
         if self._monitored and place.leads:
             # Another step of the job may be another training.
-            which = (f"--step={own['SLURM_STEP_ID']}",) if "SLURM_STEP_ID" in own else ()
+            which = [f"--step={own['SLURM_STEP_ID']}"] if "SLURM_STEP_ID" in own else []
             if self._alone:
                 own[TRAINING] = secrets.token_hex(8)  # marks the training's processes
-                which = (f"--training={own[TRAINING]}", f"--node={place.node}")
+                which = [f"--training={own[TRAINING]}", f"--node={place.node}"]
             monitor = own_module(
                 "slurm_health.training.monitor.watch",
                 f"--directory={self._directory or ''}",

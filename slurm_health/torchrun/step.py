@@ -215,7 +215,6 @@ class Follower(Member):
         place: TaskPlace,
         directory: Path,
         channel: OtherNode | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Create the files.
@@ -230,7 +229,6 @@ class Follower(Member):
         journal.create(directory, [STEP, place.node])
         self.channel = channel
         self._reader = journal.Reader(directory, STEP)
-        self._monotonic = monotonic
         self._read: list[records.Record] = []
 
     def _news(self) -> list[records.Record]:
@@ -259,7 +257,7 @@ class Follower(Member):
             JournalError: the journal cannot be used, or the first process writes nothing any more.
             ChannelError, UsageError: as the channel, or the first process was ended.
         """
-        last_s = self._monotonic()
+        quiet_s = 0.0
         while True:
             first, news = not self._read, self._news()
             if (planned := self._planned(after_check=True)) is not None:
@@ -267,13 +265,13 @@ class Follower(Member):
                     raise Begun(planned)
                 agent.stop()
                 return planned
-            last_s = self._monotonic() if news else last_s
-            if self._monotonic() - last_s > (SILENCE_S if self._read else BEGIN_S):
+            quiet_s = 0.0 if news else quiet_s
+            if quiet_s > (limit_s := SILENCE_S if self._read else BEGIN_S):
                 raise Unheard(
                     self._reader.path,
                     f"{self.place.nodes[0]}, which runs the check, has written nothing for"
-                    f" {SILENCE_S if self._read else BEGIN_S:.0f} s; is this a directory on a"
-                    " filesystem that all nodes share? (--journal DIR, SLURM_HEALTH_JOURNAL)",
+                    f" {limit_s:.0f} s; is this a directory on a filesystem that all nodes share?"
+                    " (--journal DIR, SLURM_HEALTH_JOURNAL)",
                 )
             for record in news:
                 if isinstance(record, records.AgentsLaunched):
@@ -285,6 +283,7 @@ class Follower(Member):
                 )
                 self._append(ended)
             self._sleep(self._often_s)
+            quiet_s += self._often_s
 
     def _planned(self, *, after_check: bool) -> TrainingPlanned | None:
         planned = [record for record in self._read if isinstance(record, TrainingPlanned)]

@@ -97,9 +97,6 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, Argument
         program=words,
         given={name.replace("-", "_"): value for name, value in given.items() if value},
         standalone="standalone" in flags,
-        own={
-            name.replace("_", "-"): value
-            for name, value in given_in(own, "command line", FOR_RUN).items()
-        },
+        own=given_in(own, "command line", FOR_RUN),
     )
     return find_python(arguments.text("python"), environ), arguments

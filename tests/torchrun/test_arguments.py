@@ -14,7 +14,6 @@ from slurm_health.torchrun.arguments import (
     NodeZeroAddress,
     node_rank,
     node_zero_address,
-    port,
 )
 from slurm_health.torchrun.place import TaskPlace, torchrun_line
 
@@ -178,7 +177,10 @@ def test_one_node_at_most_means_to_train_alone(
 
 def test_starts_that_can_meet_on_a_node_have_ports_of_their_own() -> None:
     starts = list(product(range(1000, 1032), range(6), range(12)))
-    ports = {port(job_id=job, attempt=attempt, step=step) for job, attempt, step in starts}
+    ports = {
+        TaskPlace(nodes=(), node="", start="", job_id=job, attempt=attempt, step=step).port
+        for job, attempt, step in starts
+    }
     assert len(ports) == len(starts)
     assert min(ports) >= 20000
     # Linux gives away ports from 32768 on by itself.

@@ -83,7 +83,7 @@ def take_part(
         if current[0](step):
             current[0] = next(left, lambda _: False)
 
-    return Follower(place(), directory, monotonic=lambda: 0.0, sleep=sleep).check(own)
+    return Follower(place(), directory, sleep=sleep).check(own)
 
 
 def writes(*records: Record) -> Callable[[journal.Writer], bool]:
@@ -142,14 +142,14 @@ def test_a_first_process_that_writes_nothing_is_named_after_a_while(
     journal.create(tmp_path, [STEP])
     if begun:
         journal.Writer(tmp_path, STEP, lambda: 0.0).append(MasterWaits(reason=""))
-    now_s = [0.0]
+    waited_s = [0.0]
 
-    def pass_time(_seconds: float) -> None:
-        now_s[0] += 1.0
+    def sleep(seconds: float) -> None:
+        waited_s[0] += seconds
 
     with pytest.raises(JournalError, match="n1, which runs the check"):
-        Follower(place(), tmp_path, monotonic=lambda: now_s[0], sleep=pass_time).check(agent())
-    assert after_s < now_s[0] <= after_s + 2
+        Follower(place(), tmp_path, sleep=sleep).check(agent())
+    assert after_s < waited_s[0] <= after_s + 2
 
 
 def test_the_others_know_at_once_that_the_first_process_was_interrupted(tmp_path: Path) -> None:
