@@ -164,9 +164,7 @@ def published(clusters: Mapping[str, Iterable[Standing]], *, now_s: float) -> by
     """Return the content of the file that checks read, with the standings of each cluster."""
     worst = {
         cluster: {
-            node.node: Known(
-                level=node.level, score=node.score, jobs=node.jobs, spoiled=node.spoiled
-            )
+            node.node: msgspec.convert(node, Known, from_attributes=True)
             for node in nodes
             if node.level in MOST
         }
