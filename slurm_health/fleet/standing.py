@@ -164,7 +164,9 @@ def published(clusters: Mapping[str, Iterable[Standing]], *, now_s: float) -> by
     """Return the content of the file that checks read, with the standings of each cluster."""
     worst = {
         cluster: {
-            node.node: msgspec.convert(node, Known, from_attributes=True)
+            node.node: Known(
+                level=node.level, score=node.score, jobs=node.jobs, spoiled=node.spoiled
+            )
             for node in nodes
             if node.level in MOST
         }
