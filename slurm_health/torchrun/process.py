@@ -11,19 +11,17 @@ import contextlib
 import os
 import select
 import signal
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_health.preflight.supervisor.monitor_process import SCRIPT_HANGS
+from slurm_health.preflight.supervisor.monitor_process import running
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ConfigError, JournalError
 from slurm_health.records.script_records import TrainingEvent
 from slurm_health.system.processes import (
-    PIPE,
     Process,
     abandon_session,
     close_pipes,
@@ -35,7 +33,6 @@ from slurm_health.torchrun.step import SIGN_OF_LIFE_S
 # Signals that end torchrun, in order. Slurm sends them to all processes of a step by itself.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 STOP_S = 60.0  # torchrun gives workers 30 s to end, then kills them
-_LEAVE_S = 3.0  # of the monitor, to end the agents
 _TAIL_BYTES, _PIECE_BYTES = 64 << 10, 4096
 _END_S = 1.0  # a reader that takes nothing for so long at the end is not waited for
 
@@ -154,28 +151,18 @@ def _monitored(
     if not command:
         yield lambda: None
         return
-    with tempfile.TemporaryFile() as noticed:
-        try:
-            process = start_tied(
-                command, environ=environ, stdin=PIPE, stdout=noticed.fileno(), stderr=None
-            )
-        except OSError as err:
-            sys.stderr.write(f"slurm-health: no monitor: it cannot be started: {err}\n")
-            yield lambda: None
-            return
+    with (
+        tempfile.TemporaryFile() as noticed,
+        running(command, environ=environ, stdout=noticed.fileno()) as monitoring,
+    ):
 
         def hang() -> TrainingEvent | None:
-            if process.poll() != SCRIPT_HANGS:
+            if not monitoring.script_hangs():
                 return None
             noticed.seek(0)
             return from_json(noticed.read(), TrainingEvent)
 
-        try:
-            yield hang
-        finally:
-            close_pipes(process)  # it leaves when its standard input ends
-            ends_within(process, _LEAVE_S)
-            abandon_session(process, wait_s=_LEAVE_S)
+        yield hang
 
 
 class _Tail:
