@@ -203,8 +203,8 @@ def assert_indexed(files_of_jobs: list[list[bytes]]) -> None:
                 for name in names
                 for each in answers.histories(index, name, now_s=1.8e9, days=3650, known={})
             ]
-            answers.as_json("nodes", nodes, index.troubles())
-            answers.as_json("clusters", lemons, index.troubles())
+            answers.document("nodes", nodes, index.troubles())
+            answers.document("clusters", lemons, index.troubles())
             answers.lemons_text(lemons, Page(width=60))
             for each in nodes:
                 assert "\x1b" not in answers.history_text(each, Page(width=60), most=5)

@@ -11,7 +11,8 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+
+import msgspec
 
 from slurm_health.preflight.agent.agent import Agent
 from slurm_health.preflight.agent.order_poller import JournalNotVisible
@@ -62,22 +63,15 @@ def settings_of(words: Sequence[str]) -> AgentSettings:
     Raises:
         UsageError: a word is none of these, or one is missing.
     """
-    given = dict(word.removeprefix("--").partition("=")[::2] for word in words)
+    given: dict[str, object] = {"node": os.environ.get("SLURMD_NODENAME") or socket.gethostname()}
+    for word in words:
+        name, _, text = word.removeprefix("--").partition("=")
+        given[name.replace("-", "_")] = text.split(",") if name == "programs" else text
     try:
-        return AgentSettings(
-            node=given.pop("node", "") or os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
-            directory=Path(given.pop("directory")),
-            run_id=given.pop("run-id"),
-            launch=int(given.pop("launch")),
-            python=given.pop("python"),
-            poll_s=float(given.pop("poll-s")),
-            silence_s=float(given.pop("silence-s")),
-            gpus=int(given.pop("gpus", "0")),
-            programs=tuple(given.pop("programs").split(",")) if "programs" in given else None,
+        return msgspec.convert(
+            given, AgentSettings, strict=False, dec_hook=lambda kind, text: kind(text)
         )
-    except KeyError as err:
-        raise UsageError(f"an agent needs --{err.args[0]}, which the master tells it") from err
-    except ValueError as err:
+    except msgspec.ValidationError as err:
         raise UsageError(f"an agent cannot read its instructions: {err}") from err
 
 

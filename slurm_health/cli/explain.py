@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from slurm_health.cli.options import json_option, number_option
-from slurm_health.cli.output import page_here, print_json, print_lines
+from slurm_health.cli.output import page_here, print_answer
 from slurm_health.node.rules.finding import Status
 from slurm_health.records.errors import ExitCode, UsageError
 from slurm_health.records.nodeset import expand
@@ -70,44 +70,28 @@ def explain(words: tuple[str, ...], nodes: str | None, exit_code: int | None, as
     page = page_here()
     if not words:
         known = list(all_errors())
-        if as_json:
-            print_json(known)
-        else:
-            rows = [(each.name, _SHORT[each.status], each.whose, each.what) for each in known]
-            lines = page.table([("NAME", "FINDING", "WHOSE", "WHAT"), *rows])
-            print_lines(lines)
+        rows = [(error.name, _SHORT[error.status], error.whose, error.what) for error in known]
+        lines = page.table([("NAME", "FINDING", "WHOSE", "WHAT"), *rows])
+        print_answer(known, "\n".join(lines) + "\n", as_json=as_json)
         return ExitCode.HEALTHY
     asked = " ".join(words).strip()
-    if (reason := slurm_reasons.explained(asked)) is not None:
-        if as_json:
-            print_json(reason)
-        else:
-            facts = [
-                ("lifted when", reason.lifted_by.value),
-                ("evidence", reason.evidence),
-                ("what to do", reason.advice),
-            ]
-            page_lines = page.paragraph(f"{reason.name}: {reason.meaning}")
-            print_lines([*page_lines, *page.titled(facts)])
-        return ExitCode.HEALTHY
-    error = explained(asked)
-    if error is None:
+    reason, error = slurm_reasons.explained(asked), explained(asked)
+    if reason is not None:
+        title = f"{reason.name}: {reason.meaning}"
+        facts = [("lifted when", reason.lifted_by.value), ("evidence", reason.evidence)]
+        facts.append(("what to do", reason.advice))
+    elif error is not None:
+        title = f"{error.name}: {error.what}"
+        facts = [("whose", error.whose), (f"check {error.check}", _MAKES[error.status])]
+        facts += [("what to do", error.helps), ("source", error.source)]
+    else:
         raise UsageError(
             f"{cut(one_line(asked), _QUOTED) or 'an empty text'}: not known to the checks, so held"
             " against no node. Give a number (79, sxid 22003), a whole line in quotes, or a name"
             " from the list that `slurm-health explain` prints"
         )
-    if as_json:
-        print_json(error)
-    else:
-        meaning = [
-            ("whose", error.whose),
-            (f"check {error.check}", _MAKES[error.status]),
-            ("what to do", error.helps),
-            ("source", error.source),
-        ]
-        lines = [*page.paragraph(f"{error.name}: {error.what}"), *page.titled(meaning)]
-        print_lines(lines)
+    lines = [*page.paragraph(title), *page.titled(facts)]
+    print_answer(reason or error, "\n".join(lines) + "\n", as_json=as_json)
     return ExitCode.HEALTHY
 
 
@@ -129,12 +113,9 @@ def _explain_files(
     except ValueError as err:
         raise UsageError(f"--nodes: {err}") from err
     diagnosed, explanation = explain(paths, nodes=names, exit_code=exit_code)
-    if as_json:
-        print_json(explanation)
-    else:
-        follows = explanation.blame if explanation.blame == _NOT_OURS else explanation.action
-        lines = page_here().titled([*lines_of(diagnosed), ("next", _NEXT[follows])])
-        print_lines(lines)
+    follows = explanation.blame if explanation.blame == _NOT_OURS else explanation.action
+    lines = page_here().titled([*lines_of(diagnosed), ("next", _NEXT[follows])])
+    print_answer(explanation, "\n".join(lines) + "\n", as_json=as_json)
     if explanation.accused:
         return ExitCode.BAD_NODES
     undecided = explanation.blame == "undecided" and explanation.action != "none"

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from slurm_health.cli.options import json_option, number_option
-from slurm_health.cli.output import ProgressLine, page_here, print_result, replace_file
+from slurm_health.cli.output import (
+    ProgressLine,
+    page_here,
+    print_answer,
+    print_result,
+    replace_file,
+)
 from slurm_health.preflight import config
 from slurm_health.preflight.options import JOURNAL, with_options
 from slurm_health.records.errors import ExitCode, JournalError, SlurmError
@@ -38,7 +44,7 @@ def _index_options(command: _F) -> _F:
 @_index_options
 @json_option
 def history(nodes: str, days: float, journal: str | None, as_json: bool) -> int:
-    """Print what all checks have found on a node, and whether its figures rise or fall.
+    """Print what all checks have found on a node, and its typical figures.
 
     NODE is a node, or several as gpu[01-04]. Goes through all jobs whose journals you may read:
     your own, and with a shared root those that others let you read. Root may read all.
@@ -50,11 +56,9 @@ def history(nodes: str, days: float, journal: str | None, as_json: bool) -> int:
             index, nodes, now_s=time.time(), days=days, known=nodes_of_slurm()
         )
         unread = index.troubles()
-    if as_json:
-        print_result(answers.as_json("nodes", nodes_found, unread))
-        return ExitCode.HEALTHY
     page = page_here()
-    print_result("\n".join(answers.history_text(node, page, most=_CHECKS) for node in nodes_found))
+    text = "\n".join(answers.history_text(node, page, most=_CHECKS) for node in nodes_found)
+    print_answer(answers.document("nodes", nodes_found, unread), text, as_json=as_json)
     click.echo(answers.unread_text(unread, page), err=True, nl=False)
     return ExitCode.HEALTHY
 
@@ -123,12 +127,10 @@ def lemons(
             )
         by_cluster = {each.cluster: each.nodes for each in clusters}
         replace_file(standings, published(by_cluster, now_s=now_s))
-    if as_json:
-        print_result(answers.as_json("clusters", clusters, unread))
-    else:
-        page = page_here()
-        print_result(answers.lemons_text(clusters, page))
-        click.echo(answers.unread_text(unread, page), err=True, nl=False)
+    page = page_here()
+    document = answers.document("clusters", clusters, unread)
+    print_answer(document, answers.lemons_text(clusters, page), as_json=as_json)
+    click.echo(answers.unread_text(unread, page), err=True, nl=False)
     bad = any(node.level is Reliability.LEMON for each in clusters for node in each.nodes)
     return ExitCode.BAD_NODES if bad else ExitCode.HEALTHY
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from slurm_health.cli.options import config_option, json_option
-from slurm_health.cli.output import print_json, print_result
+from slurm_health.cli.output import print_answer, print_result
 from slurm_health.records.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
@@ -129,10 +129,7 @@ def healthcheck(explain: bool, act: bool, as_json: bool, context: str, config: s
         checks = chosen(site.planned, context, node, partition)
         results = run_checks(checks, check_context(context, site))
         text = texts.results_text(results)
-    if as_json:
-        print_json(results)
-    else:
-        print_result(text)
+    print_answer(results, text, as_json=as_json)
     return exit_code_of(results)
 
 

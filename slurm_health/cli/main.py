@@ -121,7 +121,11 @@ def main() -> None:
         else:
             path = ctx.command_path if ctx is not None else "slurm-health"
             see = f" (see {path} --help)" if isinstance(err, click.UsageError) else ""
-            click.echo(f"slurm-health: {err.format_message().rstrip('.')}{see}", err=True)
+            text = err.format_message().rstrip(".")
+            if isinstance(err, click.NoSuchOption) and err.possibilities:
+                near = " or ".join(sorted(err.possibilities))
+                text = f"No such option '{err.option_name}'; did you mean {near}?"
+            click.echo(f"slurm-health: {text}{see}", err=True)
         sys.exit(int(ExitCode.USAGE))
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)

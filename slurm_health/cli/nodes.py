@@ -11,7 +11,7 @@ import click
 
 from slurm_health.cli.hooks import check_context, load_site, site_if_any
 from slurm_health.cli.options import age, config_option, json_option
-from slurm_health.cli.output import print_json, print_result
+from slurm_health.cli.output import print_answer, print_result
 from slurm_health.records.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -59,10 +59,7 @@ def nodes(context: click.Context, config: str | None, as_json: bool) -> int:
     ends = any("COMPLETING" in node.states for node in nodes.values())
     completing = slurm.completing() if ends else ()
     found = listing.listing(site, nodes, time.time(), completing)
-    if as_json:
-        print_json(found)
-    else:
-        print_result(listing.text(found, time.time()))
+    print_answer(found, listing.text(found, time.time()), as_json=as_json)
     return ExitCode.BAD_NODES if found.needs_administrator else ExitCode.HEALTHY
 
 

@@ -52,15 +52,17 @@ def print_lines(lines: Iterable[str]) -> None:
     print_result("".join(f"{line}\n" for line in lines))
 
 
-def print_json(value: object) -> None:
-    """Print a value as JSON to read.
+def print_answer(value: object, text: str, *, as_json: bool) -> None:
+    """Print a value as JSON to read, or the text that says the same.
 
     Raises:
         NotWritten: standard output is a file that cannot be written to.
     """
     import msgspec
 
-    print_result(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    if as_json:
+        text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
+    print_result(text)
 
 
 _REDRAW_S = 0.2

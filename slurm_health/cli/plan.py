@@ -29,7 +29,7 @@ _KINDS = "dead, flaky=0.9, slow=1.3, compute=1.3, silent"
 
 
 @click.command()
-@click.argument("hostlist")
+@click.argument("hostlist", metavar="NODELIST")
 @click.option(
     "--bad",
     metavar="WHO[:HOW],...",
@@ -40,7 +40,7 @@ _KINDS = "dead, flaky=0.9, slow=1.3, compute=1.3, silent"
     "--seed", metavar="N", type=int, default=0, show_default=True, help="Same seed, same run."
 )
 def plan(hostlist: str, bad: str, seed: int) -> None:
-    """Simulate a health check of HOSTLIST and show every step of it.
+    """Simulate a check of the nodes NODELIST and show every step of it.
 
     \b
     slurm-health plan 'n[1-8]'                    a healthy cluster: one round

@@ -7,11 +7,13 @@ import gc
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
-from slurm_health.cli.options import json_option, number_option
+from slurm_health.cli.options import number_option
 from slurm_health.cli.output import page_here, print_lines, print_result
 from slurm_health.preflight import config
 from slurm_health.preflight.options import JOURNAL, with_options
@@ -19,18 +21,24 @@ from slurm_health.records.errors import ExitCode, JournalError, PackageMissing, 
 from slurm_health.report import export, find, jobs, read, slurm_now, text
 from slurm_health.report.story import Story
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 _log = logging.getLogger(__name__)
 _TEXT, _VERBOSE, _JSON, _HTML, _FOLLOW = "", "--verbose", "--json", "--html", "--follow"
+
+
+def _form(flag: str, text: str) -> Callable[[_F], _F]:
+    """Return an option that chooses how jobs are shown; the last one counts."""
+    return click.option(flag, "form", flag_value=flag, default=_TEXT, help=text)
 
 
 @click.command()
 @click.argument("job_ids", metavar="[JOBID]...", nargs=-1)
 @click.option("-n", "--name", metavar="NAME", help="Without JOBID: jobs of this name.")
 @number_option("--last", 1, 10_000, "Without JOBID: how many jobs to list.", default=10)
-@click.option("--follow", is_flag=True, help="Draw the report anew until the job has ended.")
-@click.option("--verbose", is_flag=True, help="Print all evidence, every round, what was not seen.")
-@json_option
-@click.option("--html", is_flag=True, help="Print one page of HTML.")
+@_form(_FOLLOW, "Draw the report anew until the job has ended.")
+@_form(_VERBOSE, "Print all evidence, every round, what was not seen.")
+@_form(_JSON, "Print JSON.")
+@_form(_HTML, "Print one page of HTML.")
 @click.option("--cluster", metavar="NAME", help="The cluster, if several share the journal.")
 @with_options(JOURNAL)
 def report(
@@ -39,7 +47,7 @@ def report(
     last: int,
     cluster: str | None,
     journal: str | None,
-    **forms: bool,
+    form: str,
 ) -> int:
     """Print what was measured, concluded and done for a job, or for several.
 
@@ -47,10 +55,6 @@ def report(
     tasks. Without JOBID your latest jobs are listed. Reads the journal's files: any time later, on
     any machine that sees them. Slurm is asked about jobs that have none.
     """
-    chosen = [f"--{form.removeprefix('as_')}" for form, given in forms.items() if given]
-    if len(chosen) > 1:
-        raise click.UsageError("--json, --html, --follow and --verbose: choose one")
-    form = chosen[0] if chosen else _TEXT
     if name is not None and job_ids:
         raise click.UsageError("--name lists jobs, and goes with no JOBID")
     if len(job_ids) > 1 and form in {_JSON, _HTML, _FOLLOW}:

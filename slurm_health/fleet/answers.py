@@ -279,14 +279,13 @@ def unread_text(reasons: Mapping[str, int], page: Page) -> str:
 # --- for programs --------------------------------------------------------------------------------
 
 
-def as_json(
+def document(
     name: str,
     answers: Sequence[NodeHistory] | Sequence[ClusterStandings],
     unread: Mapping[str, int],
-) -> str:
+) -> dict[str, object]:
     """Return answers as one document, in which they are called `name`: nodes, or clusters."""
-    document = {"version": VERSION, name: answers, "unread": unread}
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+    return {"version": VERSION, name: answers, "unread": unread}
 
 
 def gauges(

@@ -47,22 +47,22 @@ MOST_JOBS_OF_USER = 100
 _LOCK_TIMEOUT_S = 10.0
 
 # Changes with every change of the tables or of what is put into them.
-_SCHEMA = 9
+_SCHEMA = 10
 _TABLES = (
-    """CREATE TABLE slurm_health_jobs (
+    """CREATE TABLE IF NOT EXISTS slurm_health_jobs (
         cluster TEXT, job TEXT, uid INTEGER, stamp TEXT,
         final_s REAL, trouble TEXT, PRIMARY KEY (cluster, job)
     )""",
-    """CREATE TABLE slurm_health_checks (
+    """CREATE TABLE IF NOT EXISTS slurm_health_checks (
         cluster TEXT, node TEXT, time_s REAL, job TEXT, label TEXT, uid INTEGER,
         counted INTEGER, judged INTEGER, spoilt_by TEXT, data BLOB
     )""",
-    "CREATE INDEX slurm_health_of_node ON slurm_health_checks (cluster, node, time_s, uid)",
-    "CREATE INDEX slurm_health_of_job ON slurm_health_checks (cluster, job)",
-    """CREATE INDEX slurm_health_in_time ON slurm_health_checks
+    """CREATE INDEX IF NOT EXISTS slurm_health_of_node ON slurm_health_checks
+        (cluster, node, time_s, uid)""",
+    "CREATE INDEX IF NOT EXISTS slurm_health_of_job ON slurm_health_checks (cluster, job)",
+    """CREATE INDEX IF NOT EXISTS slurm_health_in_time ON slurm_health_checks
         (cluster, counted, node, job, time_s, uid, spoilt_by)""",
 )
-_APPLICATION = 0x73686C74  # "shlt": tells our file from other programs'
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
@@ -131,24 +131,20 @@ class Index:
         self._db.close()
 
     def _prepare(self) -> None:
-        ((application,),) = self._rows("PRAGMA application_id")
-        ((version,),) = self._rows("PRAGMA user_version")
+        # In this order: another process may be making the tables, and sets the version with them.
         ((tables,),) = self._rows("SELECT COUNT(*) FROM sqlite_schema")
+        ((version,),) = self._rows("PRAGMA user_version")
         # A cache: what a crash of the machine damages is rebuilt. No file of it runs anything.
         self._rows("PRAGMA trusted_schema = OFF")
         self._rows("PRAGMA synchronous = OFF")
-        if application == _APPLICATION and version == _SCHEMA:
-            self._rows("SELECT 1 FROM slurm_health_checks, slurm_health_jobs LIMIT 0")  # are there
-        elif tables:
-            raise self._damaged("it was made by another version of slurm-health")
-        else:
+        if not tables:
             with self._changing():
-                ((version,),) = self._rows("PRAGMA user_version")
-                if version != _SCHEMA:  # no other process was faster
-                    for statement in _TABLES:
-                        self._rows(statement)
-                    self._rows(f"PRAGMA application_id = {_APPLICATION}")
-                    self._rows(f"PRAGMA user_version = {_SCHEMA}")
+                for statement in _TABLES:
+                    self._rows(statement)
+                self._rows(f"PRAGMA user_version = {_SCHEMA}")
+        elif version != _SCHEMA:
+            raise self._damaged("it was made by another version of slurm-health")
+        self._rows("SELECT 1 FROM slurm_health_checks, slurm_health_jobs LIMIT 0")  # are there
 
     def _damaged(self, problem: str) -> DamagedIndex:
         fix = "remove it: it is made anew"
@@ -451,6 +447,6 @@ def bring_up_to_date(
         for job, reading in reader.read(uid, jobs):
             progress(done, len(left))
             done += 1
-            if isinstance(reading, JobReading):
+            if reading is not None:
                 read = msgspec.structs.replace(reading, uid=reader.user(uid))
                 index.keep(job.cluster, job.job, read, now_s=now_s)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from slurm_health.preflight.session.measurement import figures_of, rate_gflop_per_s, typical_ms
+from slurm_health.preflight.session.measurement import figures_of, group_times
 from slurm_health.records import gpu_load
 from slurm_health.records.probe_catalog import unit_of
 from slurm_health.records.record_codec import Entry
@@ -38,8 +38,6 @@ _NODE_NAME = re.compile(r"[\w-][\w.-]{0,254}", re.ASCII)
 # What a device is called behind its model: NVML's and torch's spelling of a UUID.
 _UUID = re.compile(r"(?:GPU-)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)
 _MOST_TEXT = 300
-# More bytes than any machine has: such a record is foreign, and could not become a float.
-_IMPOSSIBLE_BYTES = 2**63
 # What is measured is far below; of smaller figures every mean is a number, and no infinity.
 _MOST_VALUE = 1e100
 _MOST_DEVICES = 64
@@ -178,25 +176,20 @@ def _device_events(records: Iterable[Record]) -> dict[str, str]:
 def _device_figures(records: Sequence[Record]) -> dict[str, dict[str, float]]:
     """Return what each of several devices did alone, the median over rounds."""
     ready = _all(records, WorkersReady)
-    names = [_uuid(device) for device in (ready[-1].devices if ready else [])]
+    names = {
+        f"device {rank}": uuid
+        for rank, device in enumerate(ready[-1].devices if ready else [])
+        if (uuid := _uuid(device))
+    }
     values: dict[tuple[str, str], list[float]] = {}
     for sample in _all(records, Sampled):
         if sample.scope != "solo" or not 1 < len(sample.iteration_ms) <= _MOST_DEVICES:
             continue
-        unit = "GFLOP/s" if sample.flop > 0 else "GB/s" if sample.total_bytes > 0 else "ms"
-        metric = shown(f"{sample.metric} {unit}")
-        total_bytes = min(sample.total_bytes, _IMPOSSIBLE_BYTES)
-        for rank, elapsed_ms in enumerate(typical_ms(sample)):
-            if elapsed_ms is None:
-                continue
-            value = elapsed_ms
-            if sample.flop > 0:
-                value = rate_gflop_per_s(flop=sample.flop, elapsed_ms=elapsed_ms)
-            elif total_bytes > 0:
-                value = total_bytes / (elapsed_ms * 1e6)
-            if value < _MOST_VALUE and len(values) < _MOST_FIGURES:
-                name = (names[rank] if rank < len(names) else "") or f"device {rank}"
-                values.setdefault((name, metric), []).append(value)
+        metric = shown(f"{sample.metric} {unit_of(sample.probe)}")
+        for timed in group_times({sample.node}, [sample]):
+            value, part = timed.value, timed.metric.part
+            if value is not None and value < _MOST_VALUE and len(values) < _MOST_FIGURES:
+                values.setdefault((names.get(part, part), metric), []).append(value)
     figures: dict[str, dict[str, float]] = {}
     for (name, metric), measured in values.items():
         figures.setdefault(name, {})[metric] = median(measured)

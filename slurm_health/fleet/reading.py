@@ -72,7 +72,7 @@ class CheckReading(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[Observation, ...]
 
 
-class JobReading(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class JobReading(msgspec.Struct, frozen=True, kw_only=True):
     """What a job's journal says.
 
     `stamp` changes with the journal; with this stamp the job is final from `final_s` on. `trouble`
@@ -84,17 +84,6 @@ class JobReading(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     final_s: float = NEVER_S
     checks: tuple[CheckReading, ...] = ()
     trouble: str = ""
-
-
-class Unchanged(msgspec.Struct, frozen=True, tag=True):
-    """The journal has the stamp that is known: it was not read."""
-
-
-class Gone(msgspec.Struct, frozen=True, tag=True):
-    """The journal is being removed, or is left for the next time."""
-
-
-Reading = JobReading | Unchanged | Gone
 
 
 class JournalReader:
@@ -112,8 +101,13 @@ class JournalReader:
         """Return the user that owns an id: one user may have several (subuid(5))."""
         return self._accounts.user(uid)
 
-    def read(self, uid: int, jobs: Sequence[KnownJob]) -> Iterator[tuple[KnownJob, Reading]]:
-        """Yield what has changed of the jobs that belong to an id."""
+    def read(
+        self, uid: int, jobs: Sequence[KnownJob]
+    ) -> Iterator[tuple[KnownJob, JobReading | None]]:
+        """Yield what the jobs' journals say that belong to an id; None as `read_job`.
+
+        None also for a job that is left for the next time.
+        """
         if uid == os.geteuid():
             for job in jobs:
                 yield job, read_job(self._root, job)
@@ -123,7 +117,7 @@ class JournalReader:
             spent_s = self._spent_s.get(user, 0.0)
             if spent_s > _MOST_OF_A_USER_S:
                 _log.warning("further journals of user %d are left for the next time", user)
-                yield from ((job, Gone()) for job in jobs[at:])
+                yield from ((job, None) for job in jobs[at:])
                 return
             some = jobs[at : at + at_once]
             began_s = time.monotonic()
@@ -131,11 +125,11 @@ class JournalReader:
                 partial(self._read_as, uid, some), _READ_LIMIT_S, most_bytes=_ANSWER_BYTES
             )
             self._spent_s[user] = spent_s + time.monotonic() - began_s
-            readings: list[Reading] = []
+            readings: list[JobReading | None] = []
             if isinstance(outcome, Answered):
                 # Its owner may kill the child while it answers.
                 with contextlib.suppress(msgspec.DecodeError):
-                    readings = from_msgpack(outcome.data, list[Reading])
+                    readings = from_msgpack(outcome.data, list[JobReading | None])
             if readings:
                 yield from zip(some, readings, strict=False)
                 at += len(readings)
@@ -149,7 +143,6 @@ class JournalReader:
 
     def _read_as(self, uid: int, jobs: Sequence[KnownJob]) -> bytes:
         """Be the child: become the owner, read jobs until there is enough for one answer."""
-        become(uid) if os.geteuid() == 0 else None
         if os.geteuid() == 0:
             become(uid)
         limit_memory(_MEMORY_BYTES)
@@ -193,8 +186,8 @@ def jobs_below(root: Path, *, owner: int | None = None) -> Iterator[tuple[str, o
                     yield cluster, entry
 
 
-def read_job(root: Path, known: KnownJob) -> Reading:
-    """Read a job's journal, unless it has the stamp that is known.
+def read_job(root: Path, known: KnownJob) -> JobReading | None:
+    """Read a job's journal; None if it has the stamp that is known, or is being removed.
 
     A job for which the filesystem gave an error gets no stamp, so it is read again.
     """
@@ -215,13 +208,13 @@ def read_job(root: Path, known: KnownJob) -> Reading:
                     newest_s = max(newest_s, file.st_mtime)
                     stamps.append(f"{run.name}/{writer}:{file.st_size}")
     except FileNotFoundError:
-        return Gone()
+        return None
     except OSError as err:
         return JobReading(uid=-1, trouble=shown(err.strerror or str(err)))
     # Its length is limited: a job may have a thousand runs.
     stamp = sha256(" ".join(stamps).encode()).hexdigest()
     if stamp == known.stamp:
-        return Unchanged()
+        return None
     done, troubles, fails = [], [], False
     if len(runs) > MOST_RUNS:
         troubles.append(f"it has more than {MOST_RUNS} runs: earlier ones are not read")

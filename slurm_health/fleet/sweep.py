@@ -308,9 +308,7 @@ def ended_text(jobs: Sequence[EndedJob]) -> str:
     for job in failed:
         by_trouble.setdefault(job.trouble, []).append(job.job)
     why = "; ".join(
-        f"{trouble} (job {ids[0]})"
-        if len(ids) == 1
-        else f"{trouble} ({len(ids)} jobs, the last {ids[-1]})"
+        f"{trouble} ({'job' if len(ids) == 1 else f'{len(ids)} jobs, the last'} {ids[-1]})"
         for trouble, ids in by_trouble.items()
     )
     return f"{text}, {len(failed)} checked nothing: {why}"

@@ -138,14 +138,14 @@ _DEFAULT = JobSpec()
 CHECK = JobOption(
     "check",
     Kind("WHAT[,WHAT...]", _read_probes),
-    "What to measure: auto, quick, standard, thorough, light, probes by name, a program by its"
-    " path; with sbatch also off.",
+    "What to measure: auto, quick, standard, thorough, light, off (sbatch), names of probes, or the"
+    " path of a program.",
     default=_DEFAULT.check,
 )
 JOURNAL = JobOption(
     "journal",
     Kind("DIR", _path_of("a directory")),
-    "The directory of journals, which all nodes share.",
+    "Where journals go, shared by all nodes.",
     default="the site's, else ~/.slurm-health/journal",
 )
 PYTHON = JobOption(
@@ -162,7 +162,7 @@ _SETUP = JobOption(
 _PATHS = JobOption(
     "paths",
     Kind("DIR[,DIR...]", _read_directories),
-    "Directories that the test of storage tests, besides the job's own and the site's.",
+    "More directories for the test of storage.",
 )
 _NETWORK_CHECK = JobOption(
     "network-check",
@@ -183,7 +183,7 @@ _ON_STRAGGLER = JobOption(
 _MAX_REQUEUES = JobOption(
     "max-requeues",
     _COUNT,
-    "How often bad nodes may requeue the job; then it stops.",
+    "Requeue the job for bad nodes N times at most.",
     default=_DEFAULT.max_requeues,
 )
 _HEARTBEAT = JobOption(
@@ -209,12 +209,12 @@ FOR_JOB = (
     JobOption(
         "spares",
         Kind("K", _read_spares),
-        "Allocate K nodes more, and run the script on the best.",
+        "Allocate K more nodes; run the script on the best.",
     ),
     JobOption(
         "max-restarts",
         _COUNT,
-        "How often a failed script is started again in its job, without nodes at fault.",
+        "Start a failed script again N times at most, in its job, without nodes at fault.",
         default=_DEFAULT.max_restarts,
     ),
     JobOption(

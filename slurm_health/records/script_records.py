@@ -92,6 +92,12 @@ class WorkersEnded(Record, frozen=True, kw_only=True, tag="workers_ended"):
     output: str = ""
 
 
+class WorkersEnding(Record, frozen=True, kw_only=True, tag="workers_ending"):
+    """The workers of a node are being ended: a sign of life, written until they have ended."""
+
+    node: str
+
+
 class TrainingPlanned(Record, frozen=True, kw_only=True, tag="training_planned"):
     """What the processes of a training do next, on `nodes` in the order of their ranks.
 

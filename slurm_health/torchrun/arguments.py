@@ -20,12 +20,8 @@ from slurm_health.records.text import whole_number
 _ADDRESSES = ("MASTER_ADDR", "DLROVER_MASTER_ADDR")
 _RANKS = ("NODE_RANK", "GROUP_RANK")
 _MOST_PORT = 65535
-# Below the ports that Linux hands out by itself, so that no process sits on one by chance.
-_FIRST_PORT = 20000
-# A prime, so that none of the factors below divides it.
-_PORTS = 12007
-CHECKS = ("network-check", "straggler-detection")  # which may be asked for
-_CHECKING = {*CHECKS, "exclude-straggler"}
+CHECKS = ("network_check", "straggler_detection")  # which may be asked for
+_CHECKING = {*CHECKS, "exclude_straggler"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +96,19 @@ def node_zero_address(
     return NodeZeroAddress(host=host, port=port_number)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """How many nodes training may start with."""
+
+    least: int
+    most: int
+
+    @property
+    def text(self) -> str:
+        """The same as --nnodes would say it."""
+        return str(self.least) if self.least == self.most else f"{self.least}:{self.most}"
+
+
 class Arguments(msgspec.Struct, frozen=True, kw_only=True):
     """A command line, read by torchrun's parser.
 
@@ -118,6 +127,29 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
         """Return what was given for one of our options, None if nothing was."""
         value = self.own.get(name)
         return None if value is None else str(value)
+
+    @property
+    def nnodes(self) -> Bounds | None:
+        """The nodes that `N` or `MIN:MAX` allows, None if neither is given.
+
+        Raises:
+            UsageError: it is neither.
+        """
+        if (text := self.given.get("nnodes")) is None:
+            return None
+        least, colon, most = text.partition(":")
+        try:
+            bounds = Bounds(least=int(least), most=int(most if colon else least))
+        except ValueError:
+            bounds = Bounds(least=0, most=0)
+        if not 0 < bounds.least <= bounds.most:
+            raise UsageError(f"--nnodes: expected N or MIN:MAX, found {text!r}")
+        return bounds
+
+    @property
+    def trains_alone(self) -> bool:
+        """Whether each process trains for itself, on one node."""
+        return self.standalone or (self.nnodes is not None and self.nnodes.most == 1)
 
     @property
     def meets_by_itself(self) -> bool:
@@ -142,37 +174,4 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def check(self) -> str:
         """What is checked, as `--check` of the other commands would say it."""
-        if "straggler-detection" in self.own:
-            return what_to_check({name.replace("-", "_"): True for name in self.own})
-        return "network-check"
-
-
-def node_range(nnodes: str) -> tuple[int, int]:
-    """Return the least and the most nodes that `N` or `MIN:MAX` allows.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    least, colon, most = nnodes.partition(":")
-    try:
-        bounds = int(least), int(most if colon else least)
-    except ValueError:
-        bounds = (0, 0)
-    if not 0 < bounds[0] <= bounds[1]:
-        raise UsageError(f"--nnodes: expected N or MIN:MAX, found {nnodes!r}")
-    return bounds
-
-
-def port(*, job_id: int, attempt: int, step: int) -> int:
-    """Return the port for one start of a job.
-
-    It differs between the steps of an attempt, between the attempts of a job and between jobs of
-    about the same time: along each of these it repeats after 12007.
-    """
-    return _FIRST_PORT + (step + 101 * attempt + 4099 * job_id) % _PORTS
-
-
-def trains_alone(arguments: Arguments) -> bool:
-    """Tell whether each process trains for itself, on one node."""
-    nnodes = arguments.given.get("nnodes")
-    return arguments.standalone or (nnodes is not None and node_range(nnodes)[1] == 1)
+        return what_to_check(self.own) if "straggler_detection" in self.own else "network-check"

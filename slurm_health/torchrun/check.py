@@ -44,9 +44,9 @@ from slurm_health.records.text import one_line
 from slurm_health.report import find
 from slurm_health.system import journal
 from slurm_health.system.signals import signal_behind
-from slurm_health.torchrun.arguments import Arguments
+from slurm_health.torchrun.arguments import Arguments, Bounds
 from slurm_health.torchrun.channel import JOIN_S, End, Hello, NodeZero, OtherNode, Welcome
-from slurm_health.torchrun.node_choice import Bounds, choose
+from slurm_health.torchrun.node_choice import choose
 from slurm_health.torchrun.place import TaskPlace, agent_environ
 from slurm_health.torchrun.step import (
     READ_SHARE,
@@ -130,9 +130,9 @@ def member_of(
         NoRoom: there is no place for temporary files.
     """
     root = config.journal_root(arguments.text("journal"), environ)
-    secret = read_secret(environ)
+    key = key_of(arguments, environ)
     if place.meeting is not None and not place.leads:
-        with _mirrored(place, root, arguments, secret) as follower:
+        with _mirrored(place, root, arguments, key) as follower:
             yield follower
         return
     journal.await_answer(root)
@@ -141,7 +141,10 @@ def member_of(
         yield Follower(place, directory)
         return
     leader = Leader(place, everyone if place.meeting else place.nodes, directory)
-    with _listening(leader, everyone, arguments, secret):
+    if place.meeting is not None and KEY_VARIABLE not in environ:
+        at = place.meeting.beside.text
+        say(f"no secret is set ({KEY_VARIABLE}): any process that reaches {at} may take part")
+    with _listening(leader, everyone, arguments, key):
         try:
             yield leader
         except BaseException as err:
@@ -188,22 +191,20 @@ def _lead(
     place, directory = leader.place, leader.directory
     if leader.channel is not None:
         _await_nodes(leader.channel, place, within.least)
-    nodes, exclude_slow = list(place.nodes), "exclude-straggler" in arguments.own
+    nodes, exclude_slow = list(place.nodes), "exclude_straggler" in arguments.own
     prior = priors.of_site(config.standings(environ), place.cluster, nodes, now_s=time.time())
-    recorded: dict[str, str | int | float | bool] = {
-        "python": python,
-        "check": arguments.check,
-        "nnodes": within.text,
-        "exclude_straggler": exclude_slow,
-    }
-    if "setup" in arguments.own:
-        recorded["setup"] = arguments.own["setup"]
     started = run_started(
         place,
         {**environ, "SLURMD_NODENAME": place.node},
         run_id=place.start,
         script=arguments.program[0],
-        settings=recorded,
+        settings={
+            "python": python,
+            "check": arguments.check,
+            "nnodes": within.text,
+            "exclude_straggler": exclude_slow,
+            **{name: value for name, value in arguments.own.items() if name == "setup"},
+        },
     )
     started = msgspec.structs.replace(started, prior=prior)
     if place.array:
@@ -215,7 +216,7 @@ def _lead(
         expectations=config.expectations(environ),
         localize=config.localize(environ),
         light=why_light(arguments.check),
-        alive=leader.keep_alive,
+        alive=leader.show_life,
     )
     journal.create(directory, [journal.MASTER])
     master = Master(directory, nodes, agents, settings)
@@ -276,7 +277,7 @@ def _await_nodes(channel: NodeZero, place: TaskPlace, least: int) -> None:
 
 @contextlib.contextmanager
 def _listening(
-    leader: Leader, everyone: Sequence[str], arguments: Arguments, secret: bytes
+    leader: Leader, everyone: Sequence[str], arguments: Arguments, key: bytes
 ) -> Iterator[None]:
     """While active, the first process has a channel to nodes that share no directory.
 
@@ -293,12 +294,8 @@ def _listening(
         directory=str(leader.directory),
         host=socket.gethostname(),
     )
-    at = place.meeting.beside
-    if not secret:
-        say(f"no secret is set ({KEY_VARIABLE}): any process that reaches {at.text} may take part")
-    key = secret or _weak_key(arguments)
     others = [node for node in everyone if node != place.node]
-    channel = NodeZero(at, key, welcome, _terms(arguments), others, say)
+    channel = NodeZero(place.meeting.beside, key, welcome, _terms(arguments), others, say)
     leader.channel = channel
     try:
         yield
@@ -310,9 +307,7 @@ def _listening(
 
 
 @contextlib.contextmanager
-def _mirrored(
-    place: TaskPlace, root: Path, arguments: Arguments, secret: bytes
-) -> Iterator[Follower]:
+def _mirrored(place: TaskPlace, root: Path, arguments: Arguments, key: bytes) -> Iterator[Follower]:
     """Provide this process's part in a start that node 0 leads, in a directory that lasts as long.
 
     Raises:
@@ -336,7 +331,6 @@ def _mirrored(
         directory = journal.job_directory(Path(name), place.cluster, "run") / "0"
         journal.create(directory, [STEP, place.node])
         file = journal.path_of(directory, place.node)
-        key = secret or _weak_key(arguments)
         channel = OtherNode(place.meeting.beside, key, hello, file, say)
         last_word = End()
         try:
@@ -363,19 +357,16 @@ def _terms(arguments: Arguments) -> str:
     return f"slurm-health {__version__}, {run}, to check {check}"
 
 
-def _weak_key(arguments: Arguments) -> bytes:
-    """Return a key for nodes without a secret, from what they have in common."""
-    return f"slurm-health run {arguments.given.get('rdzv_id', '')}".encode()
-
-
-def read_secret(environ: Mapping[str, str]) -> bytes:
-    """Return what only the nodes of a run know; nothing if no secret is set.
+def key_of(arguments: Arguments, environ: Mapping[str, str]) -> bytes:
+    """Return the secret of a run's nodes; if none is set, a weak one that they have in common.
 
     Raises:
         ConfigError: it is too short to be one.
     """
-    secret = environ.get(KEY_VARIABLE, "").strip().encode()
-    if KEY_VARIABLE in environ and len(secret) < _LEAST_KEY_BYTES:
+    if KEY_VARIABLE not in environ:
+        return f"slurm-health run {arguments.given.get('rdzv_id', '')}".encode()
+    secret = environ[KEY_VARIABLE].strip().encode()
+    if len(secret) < _LEAST_KEY_BYTES:
         problem = f"a secret needs at least {_LEAST_KEY_BYTES} characters, this has {len(secret)}"
         raise ConfigError(
             "environment", KEY_VARIABLE, f"{problem}; make one with: openssl rand -hex 32"

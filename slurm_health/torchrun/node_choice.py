@@ -4,42 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
-from slurm_health.records.errors import UsageError
 from slurm_health.records.nodeset import fold
 from slurm_health.records.records import VerdictReached
 from slurm_health.records.script_records import TrainingPlanned
 from slurm_health.records.verdict import Level
-from slurm_health.torchrun.arguments import node_range
+from slurm_health.torchrun.arguments import Bounds
 
 # Whom to take first. A slow node that is not excluded trains, but after the undoubted.
 _PREFERENCE = (Level.HEALTHY, Level.SLOW, Level.INCONCLUSIVE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """How many nodes training may start with."""
-
-    least: int
-    most: int
-
-    @property
-    def text(self) -> str:
-        """The same as --nnodes would say it."""
-        return str(self.least) if self.least == self.most else f"{self.least}:{self.most}"
-
-
-def bounds(nnodes: str | None, available: int) -> Bounds:
-    """Return how many of the `available` nodes may train together, by the option.
-
-    Raises:
-        UsageError: --nnodes is neither N nor MIN:MAX, or more than there are.
-    """
-    least, most = node_range(nnodes) if nnodes else (available, available)
-    if least > available:
-        raise UsageError(f"--nnodes={nnodes}: there are fewer nodes here: {available}")
-    return Bounds(least=least, most=most)
 
 
 def choose(

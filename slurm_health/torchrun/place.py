@@ -17,18 +17,15 @@ from slurm_health.records import allocation
 from slurm_health.records.allocation import Allocation
 from slurm_health.records.errors import AllocationError, UsageError
 from slurm_health.records.nodeset import expand
-from slurm_health.records.text import whole_number
 from slurm_health.torchrun.arguments import (
     Arguments,
+    Bounds,
     NodeZeroAddress,
     bracketed,
     host_and_port,
     master_address,
-    node_range,
     node_rank,
     node_zero_address,
-    port,
-    trains_alone,
 )
 
 # How long torchrun waits for more nodes once there are enough. Its own 30 s are for nodes that are
@@ -37,6 +34,10 @@ _LAST_CALL_S = 10
 # From here on Slurm numbers what is no step of srun's: batch script, interactive shell, container.
 _SPECIAL_STEPS = 0xFFFFFF00
 OUTSIDE_SLURM = "torchrun"
+# Below the ports that Linux hands out by itself, so that no process sits on one by chance.
+_FIRST_PORT = 20000
+# A prime, so that none of the factors of a port's number divides it.
+_PORTS = 12007
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +67,12 @@ class TaskPlace(Allocation):
 
     @property
     def port(self) -> int:
-        """The port where the processes meet if none is given."""
-        return port(job_id=self.job_id, attempt=self.attempt, step=self.step)
+        """The port where the processes meet if none is given.
+
+        It differs between the steps of an attempt, between the attempts of a job and between jobs
+        of about the same time: along each of these it repeats after 12007.
+        """
+        return _FIRST_PORT + (self.step + 101 * self.attempt + 4099 * self.job_id) % _PORTS
 
 
 def find(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | None:
@@ -78,22 +83,18 @@ def find(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | None:
         AllocationError: Slurm's variables cannot be read.
     """
     if "SLURM_JOB_ID" not in environ:
-        return None if trains_alone(arguments) else _outside_slurm(arguments, environ)
-    if _in_step(environ):
+        return None if arguments.trains_alone else _outside_slurm(arguments, environ)
+    step = environ.get("SLURM_STEP_ID", "")
+    if step.isdecimal() and int(step) < _SPECIAL_STEPS and "SLURMD_NODENAME" in environ:
         return _in_slurm(arguments, environ)
     nodes = allocation.from_environ(environ).nodes
-    if len(nodes) > 1 and not trains_alone(arguments):
+    if len(nodes) > 1 and not arguments.trains_alone:
         raise UsageError(
             f"the job has {len(nodes)} nodes and this runs on one of them, once; start it on each:"
             " srun --ntasks-per-node=1 slurm-health run ..."
             " (or train on this node alone with --nnodes=1)"
         )
     return None
-
-
-def _in_step(environ: Mapping[str, str]) -> bool:
-    step = environ.get("SLURM_STEP_ID", "")
-    return step.isdecimal() and int(step) < _SPECIAL_STEPS and "SLURMD_NODENAME" in environ
 
 
 def _in_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | None:
@@ -106,7 +107,7 @@ def _in_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | N
     if node not in nodes:
         raise AllocationError("SLURM_STEP_NODELIST", f"does not hold this node, {node}")
     if int(environ.get("SLURM_STEP_NUM_TASKS") or len(nodes)) > len(nodes):
-        if trains_alone(arguments) and not arguments.checks:
+        if arguments.trains_alone and not arguments.checks:
             return None
         raise UsageError(
             "torchrun starts the processes of a node by itself, so one task per node is enough:"
@@ -118,11 +119,6 @@ def _in_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlace | N
     start = f"{job.job_id}.{job.attempt}.{step}.{stamp}".rstrip(".")
     job = replace(job, nodes=nodes)
     return TaskPlace(**vars(job), node=node, start=start, step=step)
-
-
-def speaks_for_step(environ: Mapping[str, str]) -> bool:
-    """Tell whether this process says what all of its step would say alike: its first task."""
-    return not _in_step(environ) or environ.get("SLURM_PROCID", "0") == "0"
 
 
 def single(environ: Mapping[str, str], *, host: str, now_s: int) -> TaskPlace:
@@ -143,13 +139,17 @@ def _outside_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlac
     Raises:
         UsageError: one of them is impossible, or missing and needed for a check.
     """
-    given = arguments.given
-    if (nnodes := given.get("nnodes")) is None:
+    given, nnodes = arguments.given, arguments.nnodes
+    if nnodes is None:
         return None
-    _, count = node_range(nnodes)
     rank, start = node_rank(given, environ), given.get("rdzv_id", "none")
-    job_id = zlib.crc32(start.encode())
-    meeting = node_zero_address(given, environ, port(job_id=job_id, attempt=0, step=0))
+    place = TaskPlace(
+        nodes=tuple(f"node{number}" for number in range(nnodes.most)),
+        node=f"node{rank}",
+        start=start,
+        job_id=zlib.crc32(start.encode()),
+    )
+    meeting = node_zero_address(given, environ, place.port)
     if rank is None or meeting is None or not arguments.meets_by_itself:
         if arguments.checks:
             raise UsageError(
@@ -158,15 +158,10 @@ def _outside_slurm(arguments: Arguments, environ: Mapping[str, str]) -> TaskPlac
                 " --rdzv-backend=c10d"
             )
         return None
-    if (number := whole_number(rank)) is None or number >= count:
-        raise UsageError(f"node rank: expected a number below {count} (--nnodes), found {rank!r}")
-    return TaskPlace(
-        nodes=tuple(f"node{place}" for place in range(count)),
-        node=f"node{number}",
-        start=start,
-        job_id=job_id,
-        meeting=meeting,
-    )
+    if place.node not in place.nodes:
+        expected = f"expected a number below {nnodes.most} (--nnodes)"
+        raise UsageError(f"node rank: {expected}, found {rank!r}")
+    return replace(place, meeting=meeting)
 
 
 def named(place: TaskPlace) -> TaskPlace:
@@ -232,14 +227,14 @@ def torchrun_line(
         ours: the nodes were chosen by us, and what follows a failure is.
     """
     given = arguments.given
+    nnodes = arguments.nnodes or Bounds(least=1, most=1)
     added = {"max_restarts": "0"} if ours and arguments.max_restarts else {}
     replaced = {"max_restarts", "nnodes"} if ours else set[str]()
     if place is not None:
-        least, most = node_range(given.get("nnodes", "1"))
         # Outside Slurm a node may come later. Otherwise torchrun would wait for nodes in vain.
-        most_now = most if place.meeting else len(place.nodes)
-        is_range = least < most and least < most_now
-        added["nnodes"] = f"{least}:{most_now}" if is_range else str(len(place.nodes))
+        most = nnodes.most if place.meeting else len(place.nodes)
+        is_range = nnodes.least < min(nnodes.most, most)
+        added["nnodes"] = f"{nnodes.least}:{most}" if is_range else str(len(place.nodes))
         added |= {"rdzv_backend": "c10d", "rdzv_id": "none" if place.meeting else place.start}
     if place is not None and arguments.meets_by_itself:
         left_out = set(everyone).difference(place.nodes)
@@ -261,7 +256,7 @@ def torchrun_line(
         added["rdzv_endpoint"] = f"{bracketed(host)}:{number}"
         if host == own and ("rdzv_endpoint" not in given or moved):
             # torchrun would compare names, which fails where a node is known by several.
-            last_call = f",last_call_timeout={_LAST_CALL_S}" if least < most else ""
+            last_call = f",last_call_timeout={_LAST_CALL_S}" if nnodes.least < nnodes.most else ""
             added["rdzv_conf"] = f"is_host={int(place.leads)}{last_call}"
     words = [
         f"--{name.replace('_', '-')}={value}"

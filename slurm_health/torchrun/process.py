@@ -11,30 +11,28 @@ import contextlib
 import os
 import select
 import signal
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_health.preflight.supervisor.monitor_process import SCRIPT_HANGS
+from slurm_health.preflight.supervisor.monitor_process import running
 from slurm_health.records.decoding import from_json
-from slurm_health.records.errors import ConfigError
+from slurm_health.records.errors import ConfigError, JournalError
 from slurm_health.records.script_records import TrainingEvent
 from slurm_health.system.processes import (
-    PIPE,
     Process,
     abandon_session,
     close_pipes,
     ends_within,
     start_tied,
 )
+from slurm_health.torchrun.step import SIGN_OF_LIFE_S
 
 # Signals that end torchrun, in order. Slurm sends them to all processes of a step by itself.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 STOP_S = 60.0  # torchrun gives workers 30 s to end, then kills them
-_LEAVE_S = 3.0  # of the monitor, to end the agents
 _TAIL_BYTES, _PIECE_BYTES = 64 << 10, 4096
 _END_S = 1.0  # a reader that takes nothing for so long at the end is not waited for
 
@@ -72,6 +70,7 @@ def run_torchrun(
     monitor: Sequence[str],
     is_over: Callable[[], bool],
     interval_s: float,
+    show_life: Callable[[], None],
 ) -> TorchrunEnd:
     """Run torchrun to its end; end it if the monitor notices a hang, or if `is_over`.
 
@@ -81,6 +80,7 @@ def run_torchrun(
         monitor: the command of the monitor, empty without one.
         is_over: asked every `interval_s`.
         interval_s: seconds.
+        show_life: called every two seconds while torchrun is being ended.
 
     Raises:
         ConfigError: it cannot be executed.
@@ -106,7 +106,11 @@ def run_torchrun(
             if process.returncode is None:
                 output = tail.text()
                 process.send_signal(signal.SIGTERM)
-                if not ends_within(process, STOP_S):
+                until_s = time.monotonic() + STOP_S
+                while not ends_within(process, SIGN_OF_LIFE_S) and time.monotonic() < until_s:
+                    with contextlib.suppress(JournalError):
+                        show_life()
+                if process.returncode is None:
                     abandon_session(process, wait_s=STOP_S)
     tail.end()
     return TorchrunEnd(
@@ -147,28 +151,18 @@ def _monitored(
     if not command:
         yield lambda: None
         return
-    with tempfile.TemporaryFile() as noticed:
-        try:
-            process = start_tied(
-                command, environ=environ, stdin=PIPE, stdout=noticed.fileno(), stderr=None
-            )
-        except OSError as err:
-            sys.stderr.write(f"slurm-health: no monitor: it cannot be started: {err}\n")
-            yield lambda: None
-            return
+    with (
+        tempfile.TemporaryFile() as noticed,
+        running(command, environ=environ, stdout=noticed.fileno()) as monitoring,
+    ):
 
         def hang() -> TrainingEvent | None:
-            if process.poll() != SCRIPT_HANGS:
+            if not monitoring.script_hangs():
                 return None
             noticed.seek(0)
             return from_json(noticed.read(), TrainingEvent)
 
-        try:
-            yield hang
-        finally:
-            close_pipes(process)  # it leaves when its standard input ends
-            ends_within(process, _LEAVE_S)
-            abandon_session(process, wait_s=_LEAVE_S)
+        yield hang
 
 
 class _Tail:

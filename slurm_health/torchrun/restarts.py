@@ -106,8 +106,8 @@ def decide(
     """
     place, most = failure.place, failure.arguments.max_restarts
     reported = {report.node for report in reports}
-    names = (*(node for node in place.nodes if node in reported),)
-    names += tuple(sorted(reported.difference(names)))  # that have joined
+    joined = sorted(reported.difference(place.nodes))
+    names = tuple(node for node in (*place.nodes, *joined) if node in reported)
     diagnosed = _diagnosed(failure, reports, names, environ)
     if all(report.exit_code for report in reports):
         chosen = _action(failure, diagnosed, names, silent)
@@ -145,7 +145,7 @@ def for_restart(arguments: Arguments, directory: Path | None) -> Arguments:
     if again.less:
         say(f"that check is quick: {again.less}")
     own = {name: value for name, value in arguments.own.items() if name not in CHECKS}
-    own |= {**dict.fromkeys(again.check.split(","), True), "check-again": True}
+    own |= dict.fromkeys(again.check.replace("-", "_").split(","), True)
     return msgspec.structs.replace(arguments, own=own)
 
 

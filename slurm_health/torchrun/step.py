@@ -10,6 +10,7 @@ their nodes, which the first one reads. The records are the journal's own.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,10 +18,10 @@ from pathlib import Path
 import msgspec
 
 from slurm_health.preflight.master.launcher import AgentCommand, ChildLauncher
-from slurm_health.preflight.master.master import HEARTBEAT_S, SILENCE_S, poll_interval_s
+from slurm_health.preflight.master.master import SILENCE_S, poll_interval_s
 from slurm_health.records import records
 from slurm_health.records.errors import ChannelError, JournalError
-from slurm_health.records.script_records import TrainingPlanned, WorkersEnded
+from slurm_health.records.script_records import TrainingPlanned, WorkersEnded, WorkersEnding
 from slurm_health.system import journal
 from slurm_health.system.signals import signal_behind
 from slurm_health.torchrun.channel import CUT_S, NodeZero, OtherNode, Unreachable
@@ -34,8 +35,11 @@ BEGIN_S = 180.0
 READ_SHARE = 2
 # The same while the nodes train, which takes days.
 _SELDOM, _SELDOM_S = 20, 1.0
-# torchrun gives workers 30 s to end. Reports that come later are not waited for.
-REPORTS_S = 40.0
+# torchrun takes up to 30 s to end workers. Until it is decided what follows, a process shows this
+# often that it is there; one that has not for `_QUIET_S` is lost. Only time spent between two reads
+# counts: a filesystem that hangs stops all processes, and must not make them look lost.
+SIGN_OF_LIFE_S = 2.0
+_QUIET_S = 9.0
 
 
 class Unheard(JournalError):
@@ -67,36 +71,48 @@ class OwnAgent(ChildLauncher):
 class Member:
     """One process of a start, in the directory that all of them share, or that is mirrored."""
 
-    def __init__(self, place: TaskPlace, directory: Path) -> None:
-        self.place, self.directory = place, directory
+    def __init__(
+        self, place: TaskPlace, directory: Path, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self.place, self.directory, self._sleep = place, directory, sleep
         interval_s = poll_interval_s(len(place.nodes))
         self.seldom_s = max(_SELDOM_S, _SELDOM * interval_s)
+        self.lost_s = self.seldom_s + _QUIET_S
         self._often_s = READ_SHARE * interval_s
 
 
 class Leader(Member):
     """The first process. `channel` leads to nodes that share no directory."""
 
-    def __init__(self, place: TaskPlace, everyone: Sequence[str], directory: Path) -> None:
+    def __init__(
+        self,
+        place: TaskPlace,
+        everyone: Sequence[str],
+        directory: Path,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         """Create the files of all processes, and of `everyone` who may come.
 
         Raises:
             JournalError: they cannot be written.
         """
-        super().__init__(place, directory)
+        super().__init__(place, directory, sleep)
         others = [node for node in everyone if node != place.node]
         journal.create(directory, [STEP, place.node, *others])
         self.channel: NodeZero | None = None
         self.step = journal.Writer(directory, STEP, time.time)
         self._readers = [journal.Reader(directory, node) for node in others]
         self._reports: dict[str, WorkersEnded] = {}
-        self._alive_s = time.monotonic()
+        self._quiet_s: dict[str, float] = {}
+        self._alive_s = -math.inf
 
     def workers_ended(self) -> bool:
         """Return whether workers of another node have ended."""
         if self.channel is not None:
             self.channel.raise_interrupt()
         for entry in journal.read_new_of(self.directory, self._readers):
+            if isinstance(entry.record, WorkersEnded | WorkersEnding):
+                self._quiet_s.pop(entry.record.node, None)
             if isinstance(entry.record, WorkersEnded):
                 self._reports[entry.record.node] = entry.record
         return any(report.exit_code for report in self._reports.values())
@@ -114,24 +130,24 @@ class Leader(Member):
         """
         self.step.append(msgspec.structs.replace(own, output=""))
         self._reports.setdefault(own.node, own)  # they are in the order of their ends
-        news_s = time.monotonic()
         while True:
-            before = len(self._reports)
             self.workers_ended()
-            news_s = time.monotonic() if len(self._reports) > before else news_s
             joined = self.channel.connected if self.channel is not None else ()
             missing = {*nodes, *joined} - self._reports.keys()
-            if not missing or time.monotonic() - news_s > REPORTS_S:
+            if all(self._quiet_s.get(node, 0.0) > self.lost_s for node in missing):
                 break
-            self.keep_alive()
-            time.sleep(self._often_s)
+            self.show_life()
+            self._sleep(self._often_s)
+            self._quiet_s |= {
+                node: self._quiet_s.get(node, 0.0) + self._often_s for node in missing
+            }
         planned = decide(list(self._reports.values()), len(missing))
         self.step.append(planned)
         return planned
 
-    def keep_alive(self) -> None:
-        """Write now and then that this process goes on."""
-        if time.monotonic() - self._alive_s > HEARTBEAT_S:
+    def show_life(self) -> None:
+        """Write that this process goes on, unless it has just done so."""
+        if time.monotonic() - self._alive_s >= SIGN_OF_LIFE_S:
             self._alive_s = time.monotonic()
             self.step.append(records.MasterWaits(reason=""))
 
@@ -199,7 +215,6 @@ class Follower(Member):
         place: TaskPlace,
         directory: Path,
         channel: OtherNode | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Create the files.
@@ -210,11 +225,10 @@ class Follower(Member):
         Raises:
             JournalError: they cannot be written.
         """
-        super().__init__(place, directory)
+        super().__init__(place, directory, sleep)
         journal.create(directory, [STEP, place.node])
         self.channel = channel
         self._reader = journal.Reader(directory, STEP)
-        self._monotonic, self._sleep = monotonic, sleep
         self._read: list[records.Record] = []
 
     def _news(self) -> list[records.Record]:
@@ -243,7 +257,7 @@ class Follower(Member):
             JournalError: the journal cannot be used, or the first process writes nothing any more.
             ChannelError, UsageError: as the channel, or the first process was ended.
         """
-        last_s = self._monotonic()
+        quiet_s = 0.0
         while True:
             first, news = not self._read, self._news()
             if (planned := self._planned(after_check=True)) is not None:
@@ -251,13 +265,13 @@ class Follower(Member):
                     raise Begun(planned)
                 agent.stop()
                 return planned
-            last_s = self._monotonic() if news else last_s
-            if self._monotonic() - last_s > (SILENCE_S if self._read else BEGIN_S):
+            quiet_s = 0.0 if news else quiet_s
+            if quiet_s > (limit_s := SILENCE_S if self._read else BEGIN_S):
                 raise Unheard(
                     self._reader.path,
                     f"{self.place.nodes[0]}, which runs the check, has written nothing for"
-                    f" {SILENCE_S if self._read else BEGIN_S:.0f} s; is this a directory on a"
-                    " filesystem that all nodes share? (--journal DIR, SLURM_HEALTH_JOURNAL)",
+                    f" {limit_s:.0f} s; is this a directory on a filesystem that all nodes share?"
+                    " (--journal DIR, SLURM_HEALTH_JOURNAL)",
                 )
             for record in news:
                 if isinstance(record, records.AgentsLaunched):
@@ -269,6 +283,7 @@ class Follower(Member):
                 )
                 self._append(ended)
             self._sleep(self._often_s)
+            quiet_s += self._often_s
 
     def _planned(self, *, after_check: bool) -> TrainingPlanned | None:
         planned = [record for record in self._read if isinstance(record, TrainingPlanned)]
@@ -279,6 +294,10 @@ class Follower(Member):
         if self.channel is not None:
             self.channel.lasts = True
         return any(isinstance(record, WorkersEnded) for record in self._news())
+
+    def show_life(self) -> None:
+        """Write that this process goes on."""
+        self._append(WorkersEnding(node=self.place.node))
 
     def finish(self) -> None:
         """Write that the training is over."""
@@ -297,13 +316,16 @@ class Follower(Member):
         if self.channel is not None:
             self.channel.lasts = False
         self._append(own)
-        last_s = self._monotonic()
-        while self._monotonic() - last_s <= SILENCE_S:
+        quiet_s, lost_s = 0.0, self.lost_s
+        while quiet_s <= lost_s:
             try:
-                last_s = self._monotonic() if self._news() else last_s
+                quiet_s = 0.0 if self._news() else quiet_s
             except Unreachable:
                 return None
             if (planned := self._planned(after_check=False)) is not None:
                 return planned
+            if any(isinstance(record, WorkersEnded) for record in self._read):
+                lost_s = SILENCE_S  # it looks for the cause
             self._sleep(self._often_s)
+            quiet_s += self._often_s
         return None

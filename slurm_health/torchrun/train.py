@@ -3,34 +3,19 @@
 
 from __future__ import annotations
 
+import difflib
 import signal
-import socket
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from slurm_health.preflight import config
-from slurm_health.preflight.decide.policy import Heartbeat, OnHang
 from slurm_health.preflight.master.job_environment import find_python
 from slurm_health.preflight.options import FOR_RUN, given_in
-from slurm_health.preflight.supervisor.monitor_process import heartbeat_environ
-from slurm_health.records.errors import ConfigError, JournalError, UsageError
-from slurm_health.records.script_records import ScriptStarted
-from slurm_health.system import journal
+from slurm_health.records.errors import ConfigError, UsageError
 from slurm_health.system.signals import leaving_on
-from slurm_health.torchrun.arguments import Arguments, trains_alone
-from slurm_health.torchrun.check import say, without_secret
-from slurm_health.torchrun.node_choice import Bounds, bounds
-from slurm_health.torchrun.place import (
-    TaskPlace,
-    find,
-    single,
-    speaks_for_step,
-)
+from slurm_health.torchrun.arguments import Arguments
+from slurm_health.torchrun.place import find
 from slurm_health.torchrun.starts import Training
-from slurm_health.training.monitor.agent import TRAINING
 
-_JOURNAL_S = 10.0  # for what takes milliseconds on a filesystem that is well
 # Of torchrun's options, those without a value.
 _FLAGS = {"standalone", "module", "m", "no-python", "run-path", "virtual-local-rank"}
 # What `run` needs to know, or fills in if it is not given.
@@ -53,66 +38,15 @@ def train(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     Raises:
         SlurmHealthError: the command line, the surroundings or the journal cannot be used.
     """
-    speaks = speaks_for_step(environ)
     try:
-        return _train(*read(argv, environ), environ)
-    except UsageError as err:  # the same in all tasks
-        if speaks:
+        python, arguments = read(argv, environ)
+        training = Training(python, arguments, environ, find(arguments, environ))
+    except UsageError as err:  # the same in all tasks: one reports it
+        if environ.get("SLURM_PROCID", "0") == "0":
             raise
         return err.exit_code
-
-
-def _train(python: str, arguments: Arguments, environ: Mapping[str, str]) -> int:
-    place = find(arguments, environ)
-    here = place or single(environ, host=socket.gethostname(), now_s=int(time.time()))
-    given = arguments.given
-    alone = trains_alone(arguments) or (place is None and "nnodes" not in given)
-    meets = not alone and place is not None and arguments.meets_by_itself
-    monitored = _is_to_watch(here, arguments, environ)
-    if monitored and not alone and "SLURM_JOB_ID" not in environ:
-        monitored = False  # no srun starts agents on the other nodes
-        if arguments.text("monitor") is not None:
-            say("this training is not watched: of several nodes, those of a Slurm job are")
-    own = without_secret(environ)
-    own.pop(TRAINING, None)  # of a training around this one
-    if arguments.text("heartbeat") != Heartbeat.OFF.value:
-        own |= heartbeat_environ(environ)
-    if not (arguments.checks or monitored or arguments.max_restarts):
-        meets = False  # there is nothing to decide together
-    count = len(here.nodes)
-    own_only = alone or place is None
-    within = Bounds(least=1, most=count) if own_only else bounds(given.get("nnodes"), count)
-    training = Training(
-        python=python,
-        arguments=arguments,
-        environ=environ,
-        own=own,
-        within=within,
-        alone=alone,
-        known=place is not None,
-        meets=meets,
-        monitored=monitored,
-    )
     with leaving_on(signal.SIGTERM):  # ends what is in progress as an error would
-        return training.run(here)
-
-
-def _is_to_watch(place: TaskPlace, arguments: Arguments, environ: Mapping[str, str]) -> bool:
-    """Return whether the training is to have a monitor: a job of `sbatch` has its own."""
-    if arguments.on_hang == OnHang.OFF.value or "SLURM_JOB_ID" not in environ:
-        return arguments.on_hang != OnHang.OFF.value
-    root = config.journal_root(arguments.text("journal"), environ)
-    try:
-        journal.await_answer(root, _JOURNAL_S)
-        runs = journal.runs_of(root, place.cluster, str(place.array or place.job_id))
-        return not any(
-            isinstance(entry.record, ScriptStarted)
-            for run in runs
-            if (journal.attempt_and_check(run.name) or (-1,))[0] == place.attempt
-            for entry in journal.read_all(run, journal.SUPERVISOR)
-        )
-    except (JournalError, OSError):
-        return True
+        return training.run()
 
 
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, Arguments]:
@@ -135,6 +69,10 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, Argument
         if written.startswith("--"):  # the beginning of a name will do, as for torchrun
             alike = sorted({name} & known or {full for full in known if full.startswith(name)})
             name = alike[0] if len(alike) == 1 else name
+        near = difflib.get_close_matches(name, takes_value, n=1, cutoff=0.8)
+        if name not in known and near:
+            see = "(see slurm-health run --help)"
+            raise UsageError(f"no option {written}; did you mean --{near[0]}? {see}")
         is_flag = name in _FLAGS or not takes_value.get(name, True)
         attached = equals or (not written.startswith("--") and written[2:])  # -t3
         taken = [word]
@@ -159,9 +97,6 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, Argument
         program=words,
         given={name.replace("-", "_"): value for name, value in given.items() if value},
         standalone="standalone" in flags,
-        own={
-            name.replace("_", "-"): value
-            for name, value in given_in(own, "command line", FOR_RUN).items()
-        },
+        own=given_in(own, "command line", FOR_RUN),
     )
     return find_python(arguments.text("python"), environ), arguments

@@ -121,3 +121,19 @@ def test_the_check_can_run_with_the_containers_own_torch(site: Site) -> None:
     assert re.search(r"n\[1-2\]: \d+ rounds", text)
     assert "cannot" not in text
     assert MARK in text
+
+
+@pytest.mark.slow
+def test_run_checks_and_trains_inside_the_container(site: Site) -> None:
+    train = site.script("train.py", (ROOT / "examples" / "train_torchrun.py").read_text())
+    words = [*container(site), COMMAND, "run", "--network-check", train, "--epochs=1"]
+    job = site.lab.sbatch(
+        f"#!/bin/sh\nexport OMP_NUM_THREADS=1\nsrun --ntasks-per-node=1 {shlex.join(words)}",
+        "-N2",
+        "--output=job-%j.out",
+    )
+    text = output_of(site, job, tasks=0)
+    assert "n[1-2]: " in text
+    assert "all healthy" in text
+    assert "2 processes" in text
+    assert site.report(job)["runs"]

@@ -18,7 +18,6 @@ from slurm_health.fleet.reading import (
     JobReading,
     JournalReader,
     KnownJob,
-    Unchanged,
     read_job,
 )
 from slurm_health.system import journal
@@ -34,7 +33,7 @@ def give(directory: Path, uid: int = THEIRS) -> None:
         os.chown(path, uid, uid)
 
 
-def read(root: Path, uid: int, *jobs: str) -> list[JobReading | Unchanged | object]:
+def read(root: Path, uid: int, *jobs: str) -> list[JobReading | None]:
     reader = JournalReader(root)
     return [reading for _, reading in reader.read(uid, [KnownJob("lab", job) for job in jobs])]
 
@@ -94,7 +93,7 @@ def test_the_last_ones_of_any_number_of_runs_are_read(tmp_path: Path) -> None:
     assert isinstance(reading, JobReading)
     assert [check.label for check in reading.checks] == [str(MOST_RUNS)]
     assert f"it has more than {MOST_RUNS} runs" in reading.trouble
-    assert read_job(tmp_path, KnownJob("lab", "12", reading.stamp)) == Unchanged()
+    assert read_job(tmp_path, KnownJob("lab", "12", reading.stamp)) is None
 
 
 @pytest.mark.root

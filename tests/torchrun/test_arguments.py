@@ -12,11 +12,8 @@ from slurm_health.records.errors import UsageError
 from slurm_health.torchrun.arguments import (
     Arguments,
     NodeZeroAddress,
-    node_range,
     node_rank,
     node_zero_address,
-    port,
-    trains_alone,
 )
 from slurm_health.torchrun.place import TaskPlace, torchrun_line
 
@@ -151,13 +148,15 @@ def test_workers_that_we_start_again_are_not_started_again_by_torchrun() -> None
 
 @pytest.mark.parametrize(("text", "expected"), [("4", (4, 4)), ("3:4", (3, 4)), ("1:1", (1, 1))])
 def test_node_counts_are_read(text: str, expected: tuple[int, int]) -> None:
-    assert node_range(text) == expected
+    nnodes = arguments(nnodes=text).nnodes
+    assert nnodes is not None
+    assert (nnodes.least, nnodes.most) == expected
 
 
-@pytest.mark.parametrize("text", ["", "four", "0", "4:3", "1:2:3", "-1", "1:"])
+@pytest.mark.parametrize("text", ["four", "0", "4:3", "1:2:3", "-1", "1:"])
 def test_other_node_counts_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="expected N or MIN:MAX"):
-        node_range(text)
+        arguments(nnodes=text).nnodes  # noqa: B018 - it raises
 
 
 @pytest.mark.parametrize(
@@ -173,12 +172,15 @@ def test_one_node_at_most_means_to_train_alone(
     given: dict[str, str], standalone: bool, expected: bool
 ) -> None:
     alone = Arguments(options=[], program=["x"], given=given, standalone=standalone)
-    assert trains_alone(alone) is expected
+    assert alone.trains_alone is expected
 
 
 def test_starts_that_can_meet_on_a_node_have_ports_of_their_own() -> None:
     starts = list(product(range(1000, 1032), range(6), range(12)))
-    ports = {port(job_id=job, attempt=attempt, step=step) for job, attempt, step in starts}
+    ports = {
+        TaskPlace(nodes=(), node="", start="", job_id=job, attempt=attempt, step=step).port
+        for job, attempt, step in starts
+    }
     assert len(ports) == len(starts)
     assert min(ports) >= 20000
     # Linux gives away ports from 32768 on by itself.

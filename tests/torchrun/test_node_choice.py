@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_health.records.errors import UsageError
 from slurm_health.records.records import VerdictReached
 from slurm_health.records.verdict import Level, NodeVerdict
-from slurm_health.torchrun.node_choice import Bounds, bounds, choose
+from slurm_health.torchrun.arguments import Bounds
+from slurm_health.torchrun.node_choice import choose
 
 LEVELS = {
     "h": Level.HEALTHY,
@@ -55,13 +55,14 @@ def verdict(levels: str) -> VerdictReached:
 def test_training_starts_with_the_nodes_that_can_be_used_if_they_are_enough(
     levels: str, nnodes: str | None, exclude_slow: bool, absent: str, expected: str
 ) -> None:
-    within = bounds(nnodes, len(levels))
+    least, _, most = (nnodes or str(len(levels))).partition(":")
+    within = Bounds(least=int(least), most=int(most or least))
     choice = choose(within, verdict(levels), absent=absent.split(), exclude_slow=exclude_slow)
     assert " ".join(choice.nodes) == expected
 
 
 def test_a_stop_names_the_node_and_what_to_do() -> None:
-    within = bounds("4", 4)
+    within = Bounds(least=4, most=4)
     choice = choose(within, verdict("hhfh"), absent=(), exclude_slow=False)
     assert "n3 is faulty: because" in choice.reason
     assert "--exclude=n3" in choice.reason
@@ -71,8 +72,3 @@ def test_a_stop_names_the_node_and_what_to_do() -> None:
 def test_who_trains_alone_does_so_on_every_node_that_can_be_used() -> None:
     choice = choose(Bounds(least=1, most=3), verdict("hfh"), absent=(), exclude_slow=False)
     assert choice.nodes == ["n1", "n3"]
-
-
-def test_more_nodes_than_there_are_cannot_be_had() -> None:
-    with pytest.raises(UsageError, match="there are fewer nodes here: 4"):
-        bounds("5", 4)

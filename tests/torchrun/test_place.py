@@ -29,13 +29,13 @@ STEP = {
     "SLURM_STEP_NUM_NODES": "3",
     "SLURM_STEP_NUM_TASKS": "3",
 }
-CHECKED = Arguments(options=[], program=["x"], given={}, own={"network-check": True})
+CHECKED = Arguments(options=[], program=["x"], given={}, own={"network_check": True})
 PLAIN = Arguments(options=[], program=["x"], given={})
 
 
 def with_given(*, checks: bool = False, **given: str) -> Arguments:
     return Arguments(
-        options=[], program=["x"], given=given, own={"network-check": True} if checks else {}
+        options=[], program=["x"], given=given, own={"network_check": True} if checks else {}
     )
 
 

@@ -209,14 +209,14 @@ def test_a_hang_that_is_to_be_stopped_ends_the_training_whatever_may_be_restarte
 @pytest.mark.parametrize(
     ("own", "took_s", "check"),
     [
-        ({"straggler-detection": True}, 40.0, "straggler-detection"),
+        ({"straggler_detection": True}, 40.0, "straggler-detection"),
         (
-            {"network-check": True, "straggler-detection": True},
+            {"network_check": True, "straggler_detection": True},
             40.0,
             "network-check,straggler-detection",
         ),
-        ({"straggler-detection": True}, 400.0, "network-check"),
-        ({"exclude-straggler": True}, 400.0, "network-check"),
+        ({"straggler_detection": True}, 400.0, "network-check"),
+        ({"exclude_straggler": True}, 400.0, "network-check"),
         ({}, None, "network-check"),
     ],
 )

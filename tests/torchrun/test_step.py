@@ -83,7 +83,7 @@ def take_part(
         if current[0](step):
             current[0] = next(left, lambda _: False)
 
-    return Follower(place(), directory, monotonic=lambda: 0.0, sleep=sleep).check(own)
+    return Follower(place(), directory, sleep=sleep).check(own)
 
 
 def writes(*records: Record) -> Callable[[journal.Writer], bool]:
@@ -142,14 +142,14 @@ def test_a_first_process_that_writes_nothing_is_named_after_a_while(
     journal.create(tmp_path, [STEP])
     if begun:
         journal.Writer(tmp_path, STEP, lambda: 0.0).append(MasterWaits(reason=""))
-    now_s = [0.0]
+    waited_s = [0.0]
 
-    def pass_time(_seconds: float) -> None:
-        now_s[0] += 1.0
+    def sleep(seconds: float) -> None:
+        waited_s[0] += seconds
 
     with pytest.raises(JournalError, match="n1, which runs the check"):
-        Follower(place(), tmp_path, monotonic=lambda: now_s[0], sleep=pass_time).check(agent())
-    assert after_s < now_s[0] <= after_s + 2
+        Follower(place(), tmp_path, sleep=sleep).check(agent())
+    assert after_s < waited_s[0] <= after_s + 2
 
 
 def test_the_others_know_at_once_that_the_first_process_was_interrupted(tmp_path: Path) -> None:
@@ -210,17 +210,51 @@ def test_the_first_process_decides_by_all_reports_what_all_do(tmp_path: Path) ->
     assert follower.follow_up(KILLED) == plan
 
 
-def test_a_first_process_that_has_ended_well_or_is_lost_decides_nothing(tmp_path: Path) -> None:
-    now_s = [0.0]
+@pytest.mark.parametrize("looks_for_the_cause", [False, True])
+def test_a_first_process_is_lost_after_seconds_or_a_minute_if_it_looks_for_the_cause(
+    tmp_path: Path, looks_for_the_cause: bool
+) -> None:
+    waited_s = [0.0]
 
-    def pass_time(_seconds: float) -> None:
-        now_s[0] += 1.0
+    def sleep(seconds: float) -> None:
+        waited_s[0] += seconds
+        if waited_s[0] == seconds:  # a sign of life: the wait begins anew
+            leader.show_life()
 
-    lost = Follower(place(), tmp_path, monotonic=lambda: now_s[0], sleep=pass_time)
+    leader = Leader(replace(place(), node="n1"), NODES, tmp_path)
+    if looks_for_the_cause:
+        leader.step.append(WorkersEnded(node="n1", exit_code=1))
+    lost = Follower(place(), tmp_path, sleep=sleep)
     assert lost.follow_up(KILLED) is None
-    assert now_s[0] > SILENCE_S
-    Leader(replace(place(), node="n1"), NODES, tmp_path).finish()
+    least_s = SILENCE_S if looks_for_the_cause else 8.0
+    assert least_s < waited_s[0] < 1.5 * least_s
+    leader.finish()
     assert Follower(place(), tmp_path).follow_up(KILLED) == TrainingPlanned(plan="stop")
+
+
+def test_a_node_whose_workers_end_slowly_is_waited_for_and_one_without_a_sign_of_life_is_not(
+    tmp_path: Path,
+) -> None:
+    waited_s = [0.0]
+
+    def sleep(seconds: float) -> None:
+        waited_s[0] += seconds
+        if waited_s[0] < 30.0:
+            slow.show_life()
+        elif slow_ended:
+            journal.Writer(tmp_path, "n2", lambda: 0.0).append(slow_ended.pop())
+
+    slow_ended = [KILLED]
+    three = replace(place(), nodes=("n1", "n2", "n3"))
+    leader = Leader(replace(three, node="n1"), three.nodes, tmp_path, sleep=sleep)
+    slow = Follower(three, tmp_path)
+
+    def decide(reports: list[WorkersEnded], silent: int) -> TrainingPlanned:
+        assert ([report.node for report in reports], silent) == (["n1", "n2"], 1)
+        return TrainingPlanned(plan="check", nodes=["n1", "n2"])
+
+    leader.follow_up(WorkersEnded(node="n1", exit_code=1), three.nodes, decide)
+    assert 30.0 <= waited_s[0] < 31.0
 
 
 def test_the_command_loads_neither_torch_nor_numpy() -> None:

@@ -44,7 +44,7 @@ def test_a_script_that_is_not_there_is_refused_before_anything_is_checked() -> N
     assert parsed("--no-python", "hostname").program == ["hostname"]
 
 
-CHECK = {"network-check": True}
+CHECK = {"network_check": True}
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ CHECK = {"network-check": True}
             "--straggler_det --role a -m train.py",
             "--role a -m",
             "train.py",
-            {"straggler-detection": True},
+            {"straggler_detection": True},
             {},
         ),
         # What follows the script is its own.

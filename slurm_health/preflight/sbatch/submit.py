@@ -373,7 +373,7 @@ def help_text() -> str:
                 (f"--{option.name}" + (f"={option.metavar}" if option.metavar else ""), option.help)
                 for option in _OPTIONS
             ],
-            col_max=28,
+            col_max=24,
         )
     return _HELP.format(options=formatter.getvalue().rstrip())
 
@@ -382,19 +382,15 @@ _WIDTH = 79  # of a terminal with 80 columns
 _HELP = """\
 Usage: slurm-health sbatch [options] [script [arguments]]
 
-Submit a batch job as sbatch does; before the script starts, its nodes are
-checked.
+Submit a batch job as sbatch does; its nodes are checked before it starts.
 
 Options of slurm-health, anywhere before the script:
 {options}
 
-All but --dry-run can also be set in the environment, or in the script among
-its #SBATCH lines; the command line wins, then the environment:
-  SLURM_HEALTH_MAX_REQUEUES=2
-  #HEALTH --max-requeues=2
-
-Every option of sbatch is passed on as it is; see: sbatch --help
-Standard output, standard error and exit code are those of sbatch.
+All but --dry-run may stand in the environment (SLURM_HEALTH_MAX_REQUEUES=2) or
+among the #SBATCH lines (#HEALTH --max-requeues=2); the command line wins, then
+the environment. All other options (sbatch --help), output and exit code are
+those of sbatch.
 """
 
 

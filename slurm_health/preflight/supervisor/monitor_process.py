@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slurm_health.preflight.supervisor.recorder import tell
@@ -71,6 +71,24 @@ def beside(
         f"--script-source={script_source}",
         *(["--quiet"] if quiet else []),
     )
+    out = processes.NOTHING if quiet else 1
+    with running(
+        argv, environ=environ, stdout=out, mask=mask, after_s=after_s, quiet=quiet
+    ) as monitoring:
+        yield monitoring
+
+
+@contextlib.contextmanager
+def running(
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str] | Mapping[bytes, bytes],
+    stdout: int,
+    mask: Collection[int] | None = None,
+    after_s: float = 0.0,
+    quiet: bool = False,
+) -> Iterator[Monitoring]:
+    """While active, a monitor runs, which begins after `after_s`; its failures raise nothing."""
     began_s = time.monotonic()
     try:
         # Its standard input closes with us, however we end.
@@ -78,7 +96,7 @@ def beside(
             argv,
             environ=environ,
             stdin=processes.PIPE,
-            stdout=processes.NOTHING if quiet else 1,
+            stdout=stdout,
             stderr=processes.NOTHING if quiet else None,
             signal_mask=mask,
         )

@@ -33,6 +33,7 @@ from slurm_health.training.monitor.voices import (
     read_stacks,
 )
 
+_RUN = ("slurm-health", "slurm_health")  # `run` starts a torchrun
 SCRIPT = "script"  # processes of the batch script itself belong to no step
 # The names of interpreters; torch renames its main thread for profilers.
 _INTERPRETERS = ("python", "pypy", "pt_main")
@@ -372,7 +373,7 @@ def ranks_without_heartbeat(
                 leaf = max(below, key=lambda process: proc.stat(process.directory).cpu_s)
             # torchrun, ours or torch's, stands right behind the interpreter.
             names = [word.rpartition("/")[2] for word in leaf.words[1:4]]
-            is_torchrun = root.rank is None and any(name in _TORCHRUN for name in names)
+            is_torchrun = root.rank is None and not {*_TORCHRUN, *_RUN}.isdisjoint(names)
             if not is_torchrun and not claimed & {root.pid, leaf.pid}:
                 voice = Recorder(number, leaf.directory)
                 yield Rank(

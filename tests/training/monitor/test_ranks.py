@@ -239,9 +239,10 @@ def test_torchruns_workers_are_ranks_and_torchrun_itself_is_none(
     assert {sample.world for sample in on_node().sample()} == {8}
     assert numbers() == [("3", 4), ("3", 5)]
 
-    torchrun = tmp_path / "torchrun"
-    torchrun.write_text(SILENT)
-    start(SILENT, shell=f'"$PYTHON" {torchrun} "$3" "$4"; :', SLURM_PROCID="2", SLURM_STEP_ID="4")
+    for task, name in (("2", "torchrun"), ("3", "slurm-health")):
+        path = tmp_path / name
+        path.write_text(SILENT)
+        start(SILENT, shell=f'"$PYTHON" {path} "$3" "$4"; :', SLURM_PROCID=task, SLURM_STEP_ID="4")
     assert numbers() == [("3", 4), ("3", 5)]
 
 
