@@ -257,9 +257,8 @@ class CheckState:
 
         These may have written it just before.
         """
-        if self.round:
-            return list(self.round.unreported)
-        return list(dict.fromkeys([*self.pending(), *self.storage_pending()]))
+        between = [*self.pending(), *self.storage_pending()]
+        return list(dict.fromkeys(self.round.unreported if self.round else between))
 
     def storage_pending(self) -> list[str]:
         """Name the nodes whose test of storage has not been reported, and may yet be."""
