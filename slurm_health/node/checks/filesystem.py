@@ -60,7 +60,7 @@ class Filesystem(Check, frozen=True, kw_only=True):
     """One filesystem. Asking it has an automounter mount it.
 
     One that hangs is inconclusive, since its server may be at fault; `hang_is_fault` says
-    otherwise. If the server is down, every node has that fault, and the breaker stops the drains.
+    otherwise. So is an error of one that has a server: if it is down, no node is drained.
     """
 
     TOGETHER = True
@@ -72,8 +72,8 @@ class Filesystem(Check, frozen=True, kw_only=True):
     mounted: bool = True
     # Its type; empty: any.
     fstype: str = ""
-    # Writes, syncs and removes a file. Read-only, an I/O error or a stale handle is a node fault, a
-    # full filesystem a user fault, a refusal (root squashed) inconclusive.
+    # Writes, syncs and removes a file. Read-only is a node fault, and so is an I/O error of a local
+    # disk; a full filesystem is a user fault, a refusal (root squashed) inconclusive.
     writable: bool = False
     # It must be read-only.
     read_only: bool = False
@@ -142,16 +142,15 @@ class Filesystem(Check, frozen=True, kw_only=True):
             yield full(
                 f"{self.path} has {percent:g} % left, limit {self.min_available_percent:g} %"
             )
-        inodes, least = (
-            _percent(state.free_inodes, state.total_inodes),
-            self.min_free_inodes_percent,
-        )
+        inodes = _percent(state.free_inodes, state.total_inodes)
+        least = self.min_free_inodes_percent
         # Filesystems that make inodes as they go report none at all.
         if state.total_inodes and inodes < least:
             yield full(f"{self.path} has {inodes:g} % of its inodes left, limit {least:g} %")
         if state.write_errno:
             text = f"{self.path} cannot be written: {os.strerror(state.write_errno)}"
-            broken = state.write_errno in _BROKEN
+            local = not Mount(state.fstype, "").has_server
+            broken = state.write_errno in (_BROKEN if local else (errno.EROFS,))
             is_full = state.write_errno in _FULL
             yield (node_fault if broken else full if is_full else inconclusive)(text)
 

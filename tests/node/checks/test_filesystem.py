@@ -15,7 +15,7 @@ from slurm_health.node.rules.finding import Status
 from tests.node.checks.conftest import find_out
 from tests.support.sites import tree
 
-NODE, USER = Status.NODE_FAULT, Status.USER_FAULT
+NODE, USER, OPEN = Status.NODE_FAULT, Status.USER_FAULT, Status.INCONCLUSIVE
 FIELDS = "rw,relatime 0 0"
 
 
@@ -25,14 +25,26 @@ def seen(**changes: object) -> MountState:
 
 
 @pytest.mark.parametrize(
-    ("number", "status"),
-    [("EROFS", NODE), ("EIO", NODE), ("ESTALE", NODE), ("ENOSPC", USER), ("EDQUOT", USER)],
+    ("number", "local", "served"),
+    [
+        ("EROFS", NODE, NODE),
+        ("EIO", NODE, OPEN),
+        ("ENXIO", NODE, OPEN),
+        ("ESTALE", NODE, OPEN),
+        ("ENOTCONN", OPEN, OPEN),
+        ("ENOSPC", USER, USER),
+        ("EDQUOT", USER, USER),
+    ],
 )
-def test_a_failed_write_is_blamed_on_whoever_it_is_due_to(number: str, status: Status) -> None:
+def test_a_failed_write_is_blamed_on_no_node_if_its_server_may_be_down(
+    number: str, local: Status, served: Status
+) -> None:
     import errno
 
     check = Filesystem(path="/home", writable=True)
-    assert check.judge(seen(write_errno=getattr(errno, number))).status is status
+    for kind, status in (("xfs", local), ("nfs4", served), ("fuse.glusterfs", served)):
+        state = seen(fstype=kind, write_errno=getattr(errno, number))
+        assert check.judge(state).status is status
 
 
 def test_a_filesystem_that_squashes_root_is_not_broken() -> None:
