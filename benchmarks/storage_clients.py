@@ -17,14 +17,9 @@ import sys
 import time
 
 from slurm_health.preflight.agent.storage import StorageTest
-from slurm_health.preflight.session.storage import (
-    STORAGE_NODES,
-    STORAGE_PATHS,
-    at_most_s,
-    judge,
-)
+from slurm_health.preflight.session.storage import STORAGE_NODES, STORAGE_PATHS, at_most_s, judge
 from slurm_health.records.nodeset import fold
-from slurm_health.records.records import RoundStarted, StorageTested
+from slurm_health.records.records import StorageTested
 from tests.lab import Lab
 
 _MB = 2048
@@ -48,24 +43,17 @@ def main() -> int:
 def measure(path: str, clients: int) -> int:
     """Run the tests of so many nodes at one path."""
     nodes = [f"n{number}" for number in range(clients)]
-    order = RoundStarted(
-        round=0,
-        name="solo test",
-        groups=[[node] for node in nodes],
-        rendezvous=[],
-        deadline_s=60.0,
-        options={STORAGE_PATHS: path, STORAGE_NODES: fold(nodes)},
-    )
+    options = {STORAGE_NODES: fold(nodes), STORAGE_PATHS: path}
     begun_s = time.monotonic()
-    tests = {node: StorageTest(node, order, "secret") for node in nodes}
+    tests = {node: StorageTest(node, options, "secret") for node in nodes}
     done: list[StorageTested] = []
     while len(done) < clients and time.monotonic() - begun_s < at_most_s(clients) + 30.0:
         for test in tests.values():
             done += test.poll()
         time.sleep(0.05)
     took_s = time.monotonic() - begun_s
-    for child in [test.end() for test in tests.values()]:
-        child.wait()
+    for test in tests.values():
+        test.end()
     small_ms = sorted(test.small_ms for test in done)
     large_ms = sorted(test.large_ms for test in done)
     verdicts = [verdict.reason for verdict in judge(done)]

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import click
+from msgspec import structs
 
 from slurm_health.cli.options import json_option, number_option
 from slurm_health.cli.output import ProgressLine, page_here, print_result
@@ -89,6 +90,7 @@ def settings_of(spec: JobSpec, environ: Mapping[str, str]) -> CheckSettings:
         ConfigError: it cannot be had, or the site's file cannot be used.
     """
     probe_environ = environ_after(spec.setup, environ)
+    spec = structs.replace(spec, paths=config.storage_paths(spec, environ))
     interpreter = find_interpreter(spec.python, probe_environ, light=why_light(spec.check))
     return CheckSettings(
         spec=spec,
@@ -96,7 +98,7 @@ def settings_of(spec: JobSpec, environ: Mapping[str, str]) -> CheckSettings:
         journal_root=config.journal_root(spec.journal, environ),
         python=interpreter.python,
         light=interpreter.light,
-        phases=chosen_phases(spec.check, storage=config.storage_paths(spec, environ)),
+        phases=chosen_phases(spec.check),
         localize=config.localize(environ),
         probe_environ=probe_environ,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,10 +37,8 @@ _ADAPTERS = "no such probe; rails name an adapter, and perftest runs as an exter
 _REPLACED = {"ib_write_bw": _ADAPTERS, "nic_loopback": _ADAPTERS}
 
 
-def chosen_phases(
-    value: str, option: str = "--check", *, storage: Sequence[str] = ()
-) -> tuple[Phase, ...]:
-    """Return the phases that a comma-separated list asks for; `storage` is what it tests of that.
+def chosen_phases(value: str, option: str = "--check") -> tuple[Phase, ...]:
+    """Return the phases that a comma-separated list asks for.
 
     Raises:
         ConfigError: an item is no set, no probe, and no program that can be run.
@@ -59,7 +57,7 @@ def chosen_phases(
     programs = _programs([item for item in items if "/" in item], named, option)
     foreign = {*named} - {probe.name for probe in BUILT_IN} - SETS.keys()
     own = [*(_installed(name, option) for name in sorted(foreign)), *programs]
-    return phases([*named, *(probe.name for probe in programs)], own, storage)
+    return phases([*named, *(probe.name for probe in programs)], own)
 
 
 def what_to_check(settings: Mapping[str, object]) -> str:

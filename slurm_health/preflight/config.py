@@ -14,7 +14,7 @@ from slurm_health.preflight.expectations import Expectation, expectations_from
 from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.localize.settings import CHOICES, DeviceKind, settings_from
 from slurm_health.records.errors import ConfigError
-from slurm_health.records.probe_catalog import STORAGE
+from slurm_health.records.probe_catalog import SETS, STORAGE
 from slurm_health.system.proc import mount_of, mounted
 from slurm_health.system.site_file import SITE_FILE, SiteFile, read
 
@@ -62,21 +62,24 @@ def journal_root(
     return path.absolute()
 
 
-def storage_paths(spec: JobSpec, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what a test of storage tests, without looking at any of it: it may hang.
+def storage_paths(spec: JobSpec, environ: Mapping[str, str]) -> str:
+    """Return the paths that a check tests, separated by commas; touch none of them: it may hang.
 
     First what the job and the config file name. Then, on mounts with a server, the directories of
     the job's output, of its submission and of its script, and its user's home: one of each mount.
+    None if the check leaves storage out.
 
     Raises:
         ConfigError: the config file cannot be used.
     """
+    if not any(STORAGE in SETS.get(item.strip(), ()) for item in spec.check.split(",")):
+        return ""
     home = environ.get("HOME") or _home_in_passwd()
     submitted = environ.get("SLURM_SUBMIT_DIR") or os.getcwd()  # noqa: PTH109 - text
     output = ""
     with contextlib.suppress(OSError):
         output = os.readlink("/proc/self/fd/2").rpartition("/")[0]  # noqa: PTH115 - text
-    named = [*filter(None, spec.paths.split(",")), *_paths(_site(environ))]
+    named = [*filter(None, spec.paths.split(",")), *_site(environ).document.get("paths", ())]
     chosen = [home + path[1:] if path.startswith("~") else path for path in named]
     mounts = mounted()
     for path in (output, submitted, str(Path(submitted, spec.script).parent), home):
@@ -85,20 +88,7 @@ def storage_paths(spec: JobSpec, environ: Mapping[str, str]) -> tuple[str, ...]:
             chosen.append(path)
     if not chosen and STORAGE in spec.check:
         chosen = [submitted]
-    return tuple(dict.fromkeys(path.rstrip("/") or "/" for path in chosen))
-
-
-def _paths(file: SiteFile) -> list[str]:
-    """Return what the site has every check test.
-
-    Raises:
-        ConfigError: it is no list of directories.
-    """
-    paths = file.document.get("paths", [])
-    usable = isinstance(paths, list) and all(str(path).startswith(("/", "~")) for path in paths)
-    if not usable:
-        raise file.error((), "paths", f"expected a list of directories, found {paths!r}")
-    return [str(path) for path in paths]
+    return ",".join(dict.fromkeys(path.rstrip("/") or "/" for path in chosen))
 
 
 def standings(environ: Mapping[str, str]) -> Path | None:
@@ -164,7 +154,6 @@ def refuse_unreadable(file: SiteFile) -> None:
         ConfigError: one holds what they could not read.
     """
     localize_choices(file)
-    _paths(file)
     for model, table in file.table("expectations").items():
         line = file.line(("expectations", re.sub(r"\s", "", model)))
         expectations_from({model: table}, f"{file.path}:{line}")

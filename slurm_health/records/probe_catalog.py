@@ -33,7 +33,6 @@ BUILT_IN = (
     Probe("memory_copy", Scope.SOLO),
     Probe("memory_pattern", Scope.SOLO),
     Probe("host_copy", Scope.SOLO),
-    Probe("storage", Scope.SOLO),
     Probe("node_allgather", Scope.NODE),
     Probe("peer_copy", Scope.NODE),
     Probe("rail_allgather", Scope.RAIL),
@@ -42,7 +41,7 @@ BUILT_IN = (
     Probe("gpt", Scope.PAIR),
 )
 GPT = ("gpt_fit", "gpt")
-# Tested by the agents themselves, beside the rounds: a filesystem that hangs holds no worker.
+# No probe of a round: agents test it beside them, so that no filesystem that hangs holds a worker.
 STORAGE = "storage"
 # Only for accelerators, or only for nodes with accelerators.
 ON_ACCELERATORS = frozenset({"matmul_fp8", "memory_pattern", "host_copy", "peer_copy"})
@@ -53,7 +52,6 @@ LIGHT = frozenset(
         "matmul",
         "memory_copy",
         "memory_pattern",
-        "storage",
         "node_allgather",
         "rail_allgather",
         "allgather",
@@ -70,7 +68,6 @@ _COMPONENTS = {
     "memory_pattern": "memory",
     "host_copy": "links",
     "peer_copy": "links",
-    "storage": "storage",
     "node_allgather": "links",
     "rail_allgather": "network",
     "allgather": "network",

@@ -30,14 +30,7 @@ from slurm_health.records.text import (
     ranks_text,
     signal_text,
 )
-from slurm_health.records.verdict import (
-    Level,
-    LinkVerdict,
-    Outcome,
-    Severity,
-    StorageBlame,
-    StorageVerdict,
-)
+from slurm_health.records.verdict import Level, LinkVerdict, Outcome, Severity
 from slurm_health.report.story import Round, Run, Script
 
 _EVIDENCE_CHARACTERS = 240
@@ -94,19 +87,8 @@ def levels_text(run: Run) -> str:
         return run.note or (f"no verdict: {run.reason}" if run.reason else "no verdict")
     bad = (Level.FAULTY, Level.SLOW, Level.INCONCLUSIVE)
     parts = [f"{nodes_text(run.named(level))} {WORDS[level]}" for level in bad if run.named(level)]
-    storage = [storage_text(verdict) for verdict in run.storage]
+    storage = [f"storage {v.path} not well ({v.blame.value})" for v in run.storage]
     return ", ".join([*(parts or ["all healthy"]), *links_text(run.paths, run.leaves), *storage])
-
-
-def storage_text(verdict: StorageVerdict) -> str:
-    """Return whose matter it is: `storage /shared: its server is at fault`."""
-    slow = verdict.level is Level.SLOW
-    whose = {
-        StorageBlame.SERVER: f"its server is {'slow' if slow else 'at fault'}",
-        StorageBlame.USER: "a matter of its user",
-        StorageBlame.UNDECIDED: "undecided",
-    }
-    return f"storage {verdict.path}: {whose[verdict.blame]}"
 
 
 WORDS = {Level.FAULTY: "faulty", Level.SLOW: "slow", Level.INCONCLUSIVE: "undecided"}

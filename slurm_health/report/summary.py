@@ -27,7 +27,6 @@ from slurm_health.report.sentences import (
     levels_text,
     nodes_text,
     script_text,
-    storage_text,
     times_text,
     whose_text,
 )
@@ -216,8 +215,7 @@ def _findings(story: Story) -> Iterator[Finding]:
         why = cut(link.reason, _REASON)
         yield Finding(severity=SEVERITIES[link.level], what=what, why=why)
     for verdict in last.storage[:_ROWS]:
-        why = cut(verdict.reason, _REASON)
-        yield Finding(severity=SEVERITIES[verdict.level], what=storage_text(verdict), why=why)
+        yield Finding(severity=SEVERITIES[verdict.level], what=verdict.reason)
     bad = last.judged and (links or last.storage or any(node.is_bad for node in story.nodes))
     if last.nodes and not bad and (run.script or (last.judged and last.state is not State.RUNNING)):
         names = nodes_text([node.node for node in last.nodes])

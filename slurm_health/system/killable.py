@@ -117,12 +117,6 @@ class Child:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 kill(self.pid, signal.SIGKILL)
 
-    def wait(self) -> WorkResult:
-        """Return how its work ended, by its deadline and a moment."""
-        results: dict[str, WorkResult] = {}
-        _gather({"": self}, results)
-        return results[""]
-
     def end(self, killed_s: float) -> bool:
         """Collect the child that was killed at `killed_s`; return False for a stuck one.
 

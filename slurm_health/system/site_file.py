@@ -61,6 +61,10 @@ class SiteFile:
             usable = isinstance(value, str) and value
             if not usable or (key == "standings" and not value.startswith("/")):
                 raise self.error((), key, f"expected {wanted}, found {value!r}")
+        paths = self.document.get("paths", [])
+        listed = isinstance(paths, list) and all(str(path)[:1] in {"/", "~"} for path in paths)
+        if not listed:
+            raise self.error((), "paths", f"expected a list of directories, found {paths!r}")
 
     def table(self, *where: str) -> dict[str, Any]:
         """Return a table of the file, an empty one if it has none.

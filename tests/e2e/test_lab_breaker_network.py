@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many nodes fail at once, and the ledger of their drains is on a filesystem that caches names."""
+"""Many nodes fail at once: the ledger on a filesystem that caches names, its server down."""
 
 from __future__ import annotations
+
+import os
+import signal
 
 import pytest
 
 from tests.e2e.hooks_support import FLAG, hooked_site
+from tests.lab import processes
 
 NODES, FAILURES = 6, 50
 
@@ -33,3 +37,36 @@ def test_in_fifty_mass_failures_no_more_nodes_are_drained_than_the_breaker_allow
             drained.append(len(site.out_of_pool()))
             site.lab.reset()
     assert set(drained) <= {1, 2, 3}, drained
+
+
+CHECK = """\
+[checks.shared]
+check = "filesystem"
+path = "{path}"
+writable = true
+time_limit_s = 3
+"""
+
+
+def test_a_server_that_is_down_for_all_nodes_drains_none(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    with hooked_site(tmp_path_factory.mktemp("hooks"), NODES, volume_mb=16) as site:
+        # Nodes that hang are inconclusive, and are told apart from nodes that were not checked.
+        site.configure(CHECK.format(path=site.lab.paths.shared), share=1.0)
+        servers = [
+            process.pid
+            for process in processes.on_node(site.lab.pid())
+            if process.name == "glusterfsd"
+        ]
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # it hangs; then it is dead
+            for pid in servers:
+                os.kill(pid, number)
+            hook, environ = str(site.installed / "healthcheck"), "SLURMD_NODENAME"
+            running = [
+                site.lab.popen([hook], node=node, env={environ: node}) for node in site.lab.nodes
+            ]
+            assert [process.wait(120) for process in running] == [0] * NODES
+            assert site.out_of_pool() == {}
+        logs = [site.hook_log(node) for node in site.lab.nodes]
+        assert all(str(site.lab.paths.shared) in log for log in logs), logs

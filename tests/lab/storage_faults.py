@@ -9,7 +9,9 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -122,11 +124,11 @@ def stale_directory(lab: Lab, node: str) -> Iterator[None]:
 def read_only(lab: Lab, node: str) -> Iterator[None]:
     """Mount the volume read-only on a node."""
     shared = str(lab.paths.shared)
-    lab.run(["mount", "-o", "remount,ro", shared], node=node)
+    lab.run(["mount", "-i", "-o", "remount,ro", shared], node=node)  # some helpers know no remount
     try:
         yield
     finally:
-        lab.run(["mount", "-o", "remount,rw", shared], node=node)
+        lab.run(["mount", "-i", "-o", "remount,rw", shared], node=node)
 
 
 @contextlib.contextmanager
@@ -247,6 +249,8 @@ def run_all(lab_name: str, runs: int, results: Path) -> int:
             done[_kind(result["fault"])] += 1
             right[_kind(result["fault"])] += not result["wrong"]
             took_s.setdefault(_kind(result["fault"]), []).append(result["took_s"])
+    git = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     with Lab.start(name=lab_name, nodes=NODES, network_filesystem_mb=SIZE_MB) as lab:
         prepare(lab)
         for number in range(runs):
@@ -254,19 +258,29 @@ def run_all(lab_name: str, runs: int, results: Path) -> int:
                 kinds = [other for other in FAULTS if _kind(other) == _kind(name)]
                 if done[_kind(name)] > number or kinds[number % len(kinds)] != name:
                     continue
-                node = random.choice(lab.nodes)
+                node, load = random.choice(lab.nodes), os.getloadavg()[0]
                 with fault(lab, node):
+                    begun_s = time.monotonic()
                     document = check(lab)
+                    wall_s = time.monotonic() - begun_s
                 problem = wrong(document, node, level, blame)
                 lab.wait_until(lambda: left_over(lab), lambda left: not left, "free", FREED_S)
-                took = float(document["duration_s"])
-                took_s.setdefault(_kind(name), []).append(took)
+                took_s.setdefault(_kind(name), []).append(wall_s)
                 right[_kind(name)] += not problem
                 done[_kind(name)] += 1
-                result = {"fault": name, "node": node, "took_s": took, "wrong": problem}
+                result = {
+                    "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                    "commit": commit,
+                    "load": round(load, 1),
+                    "fault": name,
+                    "node": node,
+                    "check_s": round(float(document["duration_s"]), 2),
+                    "took_s": round(wall_s, 2),  # of the command, with Slurm's start of the job
+                    "wrong": problem,
+                }
                 with results.open("a") as file:
                     file.write(json.dumps(result) + "\n")
-                print(f"{number + 1:3} {name:26} {node:4} {took:5.1f} s {problem}", flush=True)
+                print(f"{number + 1:3} {name:26} {node:4} {wall_s:5.1f} s {problem}", flush=True)
                 lab.wait_nodes()
     usual_s = sorted(took_s["healthy"])[len(took_s["healthy"]) // 2]
     for name in done:

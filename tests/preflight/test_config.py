@@ -191,10 +191,11 @@ def test_the_paths_of_job_and_site_are_tested_and_no_local_directory_of_its_own_
 ) -> None:
     write_site(environ, 'paths = ["/scratch/", "~/data"]')
     chosen = storage_paths(JobSpec(paths="/ckpt,/data"), environ)
-    assert chosen[:4] == ("/ckpt", "/data", "/scratch", "/home/ml/data")
+    assert chosen.split(",")[:4] == ["/ckpt", "/data", "/scratch", "/home/ml/data"]
+    assert storage_paths(JobSpec(paths="/ckpt", check="quick"), environ) == ""
     write_site(environ, "")
     environ["SLURM_SUBMIT_DIR"] = "/proc/1"
-    assert storage_paths(JobSpec(check="storage"), environ) == ("/proc/1",)
+    assert storage_paths(JobSpec(check="storage"), environ) == "/proc/1"
 
 
 @pytest.mark.parametrize("paths", ['"/scratch"', '["scratch"]', "[1]"])

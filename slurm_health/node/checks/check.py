@@ -262,6 +262,7 @@ BUILT_IN: dict[str, str] = {
     "edac": f"{_HERE}.memory:Edac",
     "hugepages": f"{_HERE}.memory:HugePages",
     "filesystem": f"{_HERE}.filesystem:Filesystem",
+    "storage-clients": f"{_HERE}.filesystem:StorageClients",
     "load": f"{_HERE}.tasks:Load",
     "zombies": f"{_HERE}.tasks:Zombies",
     "uninterruptible": f"{_HERE}.tasks:Uninterruptible",

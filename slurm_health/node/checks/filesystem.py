@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +16,12 @@ from slurm_health.node.checks.check import (
     AbsolutePath,
     Check,
     CheckContext,
+    NotApplicable,
     NotNegative,
     Percent,
     Unmeasured,
 )
+from slurm_health.node.checks.external import ProgramRun, run_program
 from slurm_health.node.rules.finding import (
     Finding,
     inconclusive,
@@ -26,7 +29,9 @@ from slurm_health.node.rules.finding import (
     node_fault,
     passed,
     user_fault,
+    warned,
 )
+from slurm_health.records.text import one_line
 from slurm_health.system.proc import Mount, mount_of, mounts_in
 
 _GIB = 1 << 30
@@ -55,7 +60,7 @@ class Filesystem(Check, frozen=True, kw_only=True):
     """One filesystem. Asking it has an automounter mount it.
 
     One that hangs is inconclusive, since its server may be at fault; `hang_is_fault` says
-    otherwise. If the server is down, every node has that fault, and the breaker stops the drains.
+    otherwise. So is an error of one that has a server: if it is down, no node is drained.
     """
 
     TOGETHER = True
@@ -67,8 +72,8 @@ class Filesystem(Check, frozen=True, kw_only=True):
     mounted: bool = True
     # Its type; empty: any.
     fstype: str = ""
-    # Writes, syncs and removes a file. Read-only, an I/O error or a stale handle is a node fault, a
-    # full filesystem a user fault, a refusal (root squashed) inconclusive.
+    # Writes, syncs and removes a file. Read-only is a node fault, and so is an I/O error of a local
+    # disk; a full filesystem is a user fault, a refusal (root squashed) inconclusive.
     writable: bool = False
     # It must be read-only.
     read_only: bool = False
@@ -137,18 +142,52 @@ class Filesystem(Check, frozen=True, kw_only=True):
             yield full(
                 f"{self.path} has {percent:g} % left, limit {self.min_available_percent:g} %"
             )
-        inodes, least = (
-            _percent(state.free_inodes, state.total_inodes),
-            self.min_free_inodes_percent,
-        )
+        inodes = _percent(state.free_inodes, state.total_inodes)
+        least = self.min_free_inodes_percent
         # Filesystems that make inodes as they go report none at all.
         if state.total_inodes and inodes < least:
             yield full(f"{self.path} has {inodes:g} % of its inodes left, limit {least:g} %")
         if state.write_errno:
             text = f"{self.path} cannot be written: {os.strerror(state.write_errno)}"
-            broken = state.write_errno in _BROKEN
+            local = not Mount(state.fstype, "").has_server
+            broken = state.write_errno in (_BROKEN if local else (errno.EROFS,))
             is_full = state.write_errno in _FULL
             yield (node_fault if broken else full if is_full else inconclusive)(text)
+
+
+# By type of filesystem: what prints the state of its client, and what it prints of a bad one.
+_CLIENTS = {
+    "lustre": ("lctl get_param *.*.import", r"target: \S+\s+state: (?!FULL|IDLE|NEW|CLOSED)\w+"),
+    "gpfs": ("mmgetstate -Y", r"(?<=:)(?:arbitrating|down|unknown)(?=:)"),
+    "beegfs": ("beegfs-check-servers", r"\S+ \[ID: \d+\]: UNREACHABLE"),
+    "wekafs": ("weka local status", r"Containers: (?!(\d+)/\1 )\d+/\d+ running"),
+}
+
+
+class StorageClients(Check, frozen=True, kw_only=True):
+    """Whether this node's clients of Lustre, GPFS, BeeGFS and WekaFS have their servers.
+
+    By the programs that come with them. It warns: a server that is down looks the same on all
+    nodes, and the [test of storage](../explanation/storage.md) in a job's check tells them apart.
+    """
+
+    CONTEXTS = ("healthcheck", "retest")
+
+    def measure(self, machine: CheckContext) -> Finding:
+        """Ask the clients of what is mounted."""
+        mounted = {mount.kind for mount in read_mounts(machine).values()}
+        kinds = [kind for kind in _CLIENTS if kind in mounted]
+        if not kinds:
+            raise NotApplicable("no Lustre, GPFS, BeeGFS or WekaFS is mounted")
+        runs = [(kind, run_program(_CLIENTS[kind][0].split(), machine)) for kind in kinds]
+        return joined([self.judge(*run) for run in runs], well="the clients have their servers")
+
+    def judge(self, kind: str, run: ProgramRun) -> Finding:
+        """Warn of each server that the client of a type lacks. Pure."""
+        command, bad = _CLIENTS[kind]
+        lacks = [warned(f"{kind}: {one_line(match[0])}") for match in re.finditer(bad, run.output)]
+        answer = inconclusive(f"{command}: {run.first_line}") if run.code else passed("")
+        return joined(lacks or [answer], well="")
 
 
 def read_mounts(machine: CheckContext) -> dict[str, Mount]:

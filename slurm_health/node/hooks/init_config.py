@@ -88,8 +88,7 @@ def draft(context: CheckContext, *, node: str, shared: str = "") -> tuple[str, l
     journal = _text(f"{shared.rstrip('/')}/journal" if shared else "~/.slurm-health/journal")
     mounts = mounts_in(context.read_or_none("/proc/self/mounts") or "").items()
     served = sorted(p for p, m in mounts if m.has_server and p.split("/")[1] not in _OF_THE_SYSTEM)
-    head = _HEAD.format(node=node, directory=directory, journal=journal, paths=_text(served))
-    sections = [head]
+    sections = [_HEAD.format(node=node, directory=directory, journal=journal, paths=_text(served))]
     for title, build in _SECTIONS.items():
         try:
             tables = list(build(context))

@@ -247,6 +247,14 @@ KINDS: tuple[LineKind, ...] = (
         HUNG_TASK,
     ),
     *_warnings(
+        "filesystem-server",
+        "the server of a filesystem does not answer this client, or has evicted it",
+        "server, network or client",
+        "ask whether other nodes have it: then it is the server; else look at this node's network",
+        r"^nfs: server [\w.:-]{1,255} not responding",
+        r"^LustreError: (?:[\w-]+: )?[\w.-]{1,255}: This client was evicted by ",
+    ),
+    *_warnings(
         "out-of-memory",
         "the kernel killed a process because memory ran out",
         "program",

@@ -91,10 +91,9 @@ class Agent:
                 self._workers.wait(self.wait_s(), self._bell.descriptor, storage)
                 self.step()
         finally:
-            removal = self._storage.end() if self._storage is not None else None
             held = self._workers.end()
-            if removal is not None:
-                removal.wait()
+            if self._storage is not None:
+                self._storage.end()
             if self._watch is not None:
                 self._watch.end()
         self.sign_off(held)
@@ -211,7 +210,7 @@ class Agent:
         if STORAGE_NODES in record.options and self._storage is None:
             from slurm_health.preflight.agent.storage import StorageTest
 
-            self._storage = StorageTest(self._settings.node, record, self._poller.secret)
+            self._storage = StorageTest(self._settings.node, record.options, self._poller.secret)
         (group,), (far,) = record.groups, record.rendezvous
         self._round = NodeRound(
             record=record,

@@ -13,7 +13,7 @@ from msgspec import field
 from msgspec.structs import replace as changed
 
 from slurm_health.preflight.agent.worker_process import Done, Gone, InRound, ScopeEntered
-from slurm_health.records.probe_catalog import STORAGE, Metric, Scope
+from slurm_health.records.probe_catalog import Metric, Scope
 from slurm_health.records.records import GroupAborted, Rendezvous, RoundStarted, Sampled
 from slurm_health.records.verdict import Outcome
 
@@ -286,7 +286,7 @@ def round_command(
         "round": record.round,
         "timeout_s": record.deadline_s + 10.0,
         "local_size": size,
-        "probes": msgspec.to_builtins([p for p in record.probes if p.name != STORAGE]),
+        "probes": msgspec.to_builtins(record.probes),
         "options": record.options,
         "groups": groups,
     }

@@ -20,15 +20,15 @@ import fcntl
 import functools
 import hashlib
 import os
+import select
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 
-import msgspec
+from msgspec import json, structs
 
 from slurm_health.preflight.session.storage import (
-    ABSENT,
     FULL,
     HUNG,
     LATE,
@@ -42,7 +42,7 @@ from slurm_health.preflight.session.storage import (
 )
 from slurm_health.records.decoding import from_json
 from slurm_health.records.nodeset import expand
-from slurm_health.records.records import RoundStarted, StorageRead, StorageTested
+from slurm_health.records.records import Figure, StorageRead, StorageTested
 from slurm_health.system import proc
 from slurm_health.system.killable import Answered, Child
 
@@ -51,7 +51,7 @@ _SMALL_BYTES, _LARGE_BYTES, _PIECE_BYTES = 4096, 8_000_000, 1_000_000
 _TOGETHER_BYTES = 512_000_000
 _END_EARLY_S = 0.3  # a thread that waits for a peer gives up before the child answers
 _FIRST_LOOK_S, _LOOK_S = 0.02, 0.5
-_REMOVE_S = 2.0
+_REMOVE_S = 1.0
 _MOST_BYTES = 1 << 20  # of an answer
 # A filesystem without locks is not at fault for that.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS})
@@ -60,8 +60,8 @@ _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS})
 class StorageTest:
     """The test on this node, from the start of its round on until `end`."""
 
-    def __init__(self, node: str, started: RoundStarted, secret: str) -> None:
-        nodes = expand(str(started.options[STORAGE_NODES]))
+    def __init__(self, node: str, options: Mapping[str, Figure], secret: str) -> None:
+        nodes = expand(str(options[STORAGE_NODES]))
         place, total = nodes.index(node), len(nodes)
         name = hashlib.sha256(f"{secret}/storage".encode()).hexdigest()[:16]
         following, before = nodes[(place + 1) % total], nodes[place - 1]
@@ -69,7 +69,7 @@ class StorageTest:
         peers = {peer: peer == following for peer in (following, before) if peer != node}
         self._paths = [
             _Path(path, f"{path}/.slurm-health-{name}", node, peers, _TOGETHER_BYTES // total)
-            for path in str(started.options[STORAGE_PATHS]).split("\n")
+            for path in str(options[STORAGE_PATHS]).split(",")
         ]
         delay_s = place * STAGGER_S
         self._child: Child | None = Child(
@@ -90,10 +90,13 @@ class StorageTest:
         # Nothing is known of a node whose child did not answer, as of one without an agent.
         return from_json(result.data, list[StorageTested]) if isinstance(result, Answered) else []
 
-    def end(self) -> Child:
-        """Begin to remove the node's files; return the child that does."""
+    def end(self) -> None:
+        """End the test, and remove the node's files; leave them if that hangs."""
         self._close()
-        return Child(lambda: _remove(self._paths), _REMOVE_S, _MOST_BYTES)
+        removals = [path.remove for path in self._paths]
+        self._child = Child(lambda: _run(removals, _REMOVE_S), _REMOVE_S, _MOST_BYTES)
+        select.select([self._child.pipe], [], [], _REMOVE_S)
+        self._close()
 
     def _close(self) -> None:
         child, self._child = self._child, None
@@ -102,26 +105,17 @@ class StorageTest:
             os.close(child.pipe)
 
 
-def _test(paths: Iterable[_Path], delay_s: float) -> bytes:
+def _test(paths: Sequence[_Path], delay_s: float) -> bytes:
     """Test all paths at once, in the child."""
     time.sleep(delay_s)
-    _run((work for path in paths for work in path.works()), LIMIT_S)
-    return msgspec.json.encode([{"kind": "storage_tested", **path.known} for path in paths])
+    _run([path.test for path in paths], LIMIT_S)
+    return json.encode([StorageTested(**path.known) for path in paths])
 
 
-def _remove(paths: Iterable[_Path]) -> bytes:
-    _run((path.remove for path in paths), _REMOVE_S)
+def _run(works: Sequence[Callable[[], None]], limit_s: float) -> bytes:
+    """Do works side by side in the child, and wait for them, but no longer than this."""
+    wait(map(ThreadPoolExecutor(len(works)).submit, works), limit_s)
     return b""
-
-
-def _run(works: Iterable[Callable[[], None]], limit_s: float) -> None:
-    """Run works in threads of their own, and wait for them, but no longer than this."""
-    until_s = time.monotonic() + limit_s
-    threads = [threading.Thread(target=work, daemon=True) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, until_s - time.monotonic()))
 
 
 class _Path:
@@ -136,21 +130,28 @@ class _Path:
         self._path, self._directory, self._own = path, directory, f"{directory}/{node}"
         self._node, self._peers = node, peers
         self._large_bytes = min(_LARGE_BYTES, most_bytes)
-        self._looked_at, self._until_s = threading.Event(), 0.0
-        self._reads: dict[str, StorageRead] = {}
-        self.known: dict[str, Any] = {
-            "node": node,
-            "path": path,
-            "status": HUNG,
-            "at": "stat",
-            "reads": self._reads,
-        }
+        self._until_s = 0.0
+        reads = dict.fromkeys(peers, StorageRead(status=HUNG))
+        tested = StorageTested(node=node, path=path, status=HUNG, at="stat", reads=reads)
+        self.known = structs.asdict(tested)
 
-    def works(self) -> list[Callable[[], None]]:
-        """Return what is to be done at the same time."""
+    def test(self) -> None:
+        """Test the path; where it is not there for this node, its peers' files are not either."""
         self._until_s = time.monotonic() + LIMIT_S - _END_EARLY_S
-        self._note_mount(self._path)
-        return [self._write, *(functools.partial(self._read, peer) for peer in self._peers)]
+        try:
+            self._note_mount(self._path)
+            status = os.statvfs(self._path)  # an automounter mounts it now
+            self._note_mount(os.path.realpath(self._path))
+        except OSError as err:
+            self.known["status"] = _name(err)
+            self.known["reads"] = dict.fromkeys(self._peers, StorageRead(status=_name(err)))
+            return
+        self.known["free_bytes"] = status.f_bavail * status.f_frsize
+        self.known["total_bytes"] = status.f_blocks * status.f_frsize
+        if not self.known["server"]:
+            self.known["reads"] = {}  # no other node writes there
+        readers = [functools.partial(self._read, peer) for peer in self.known["reads"]]
+        _run([self._write, *readers], LIMIT_S)
 
     def _note_mount(self, path: str) -> None:
         mount = proc.mount_of(proc.mounted(), path)
@@ -160,17 +161,12 @@ class _Path:
     def _write(self) -> None:
         known = self.known
         try:
-            status = os.statvfs(self._path)  # an automounter mounts it now
-            self._note_mount(os.path.realpath(self._path))
-            known["free_bytes"] = status.f_bavail * status.f_frsize
-            known["total_bytes"] = status.f_blocks * status.f_frsize
-            self._looked_at.set()
             begun_s = time.perf_counter()
             known["at"] = "create"
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self._directory, 0o700)  # noqa: PTH102 - the agent loads little
             self._fill(self._own, _content(self._node))
-            self._make_and_remove(lock=True)
+            self._make_and_remove()
             known["small_ms"] = _since_ms(begun_s)
             if known["server"]:
                 begun_s = time.perf_counter()
@@ -180,46 +176,39 @@ class _Path:
             known |= {"status": OK, "at": ""}
         except OSError as err:
             known["status"] = _name(err)
-        finally:
-            self._looked_at.set()
 
     def _fill(self, path: str, data: bytes) -> None:
-        """Make a file, and sync it."""
+        """Make a file, lock it, write it and sync it."""
         with open(path, "wb") as file:  # noqa: PTH123 - as above
+            self.known["at"] = "lock"
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as err:
+                if err.errno not in _NO_LOCKS:
+                    raise
             self.known["at"] = "write"
             file.write(data)
             file.flush()
             self.known["at"] = "sync"
             os.fsync(file.fileno())
 
-    def _make_and_remove(self, *, lock: bool = False) -> None:
+    def _make_and_remove(self) -> None:
         """Make and remove a file: then no cache of this node takes the directory for unchanged."""
         path = f"{self._own}.{threading.get_ident()}"
-        with open(path, "wb") as file:  # noqa: PTH123 - as above
-            if lock:
-                self.known["at"] = "lock"
-                try:
-                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError as err:
-                    if err.errno not in _NO_LOCKS:
-                        raise
+        open(path, "wb").close()  # noqa: PTH123 - as above
         os.unlink(path)  # noqa: PTH108 - as above
 
     def _read(self, peer: str) -> None:
-        self._looked_at.wait(_LOOK_S)
-        if self._looked_at.is_set() and not self.known["server"]:
-            return  # no other node writes there
-        self._reads[peer] = StorageRead(status=HUNG)
         try:
-            self._reads[peer] = self._read_files(f"{self._directory}/{peer}", peer)
+            read = self._read_files(f"{self._directory}/{peer}", peer)
         except OSError as err:
-            self._reads[peer] = StorageRead(status=_name(err))
+            read = StorageRead(status=_name(err))
+        self.known["reads"][peer] = read
 
     def _read_files(self, path: str, peer: str) -> StorageRead:
         if not self._appears(path, _content(peer)):
-            # What this user may not write here, he may not have written elsewhere either.
-            late = self.known["status"] in REFUSED | FULL
-            return StorageRead(status=LATE if late else UNSEEN)
+            # What this user may not write here, they may not have written elsewhere either.
+            return StorageRead(status=LATE if self.known["status"] in REFUSED | FULL else UNSEEN)
         if not self._peers[peer]:
             return StorageRead(status=OK)
         if not self._appears(f"{path}.large"):
@@ -242,7 +231,7 @@ class _Path:
             ):
                 if file.read(len(content)) == content:
                     return True
-            hopeless = self.known["status"] in REFUSED | FULL | ABSENT
+            hopeless = self.known["status"] in REFUSED | FULL
             if hopeless or time.monotonic() + wait_s > self._until_s:
                 return False
             time.sleep(wait_s)

@@ -11,6 +11,8 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from msgspec import structs
+
 from slurm_health.records import records
 from slurm_health.records.nodeset import fold
 from slurm_health.records.text import cut, elapsed_text, one_line
@@ -96,13 +98,8 @@ def tell(
             }
             _send("warning", {"verdict": "node", **job, **what}, to)
     for path in verdict.storage:
-        what = {
-            "path": cut(one_line(path.path), _LENGTH),
-            "blame": path.blame.value,
-            "level": path.level.value,
-            "nodes": cut(fold(path.nodes), _LENGTH),
-            "reason": cut(one_line(path.reason), _LENGTH),
-        }
+        fields = {**structs.asdict(path), "nodes": fold(path.nodes)}
+        what = {name: cut(one_line(value), _LENGTH) for name, value in fields.items()}
         _send("warning", {"verdict": "storage", **job, **what}, to)
     levels = Counter(node.level.value for node in verdict.nodes)
     what = {

@@ -20,7 +20,7 @@ from slurm_health.preflight.session.phases import Phase, light_phases, without_t
 from slurm_health.preflight.session.state import CheckState, Group, RoundState, on_cpus
 from slurm_health.preflight.session.storage import STORAGE_NODES, STORAGE_PATHS, at_most_s, judge
 from slurm_health.records.nodeset import fold
-from slurm_health.records.probe_catalog import GPT, STORAGE, Scope
+from slurm_health.records.probe_catalog import GPT, Scope
 from slurm_health.records.records import (
     AgentsLaunched,
     Figure,
@@ -203,11 +203,9 @@ class Controller:
         )
         shared = [probe for probe in probes if probe.scope != Scope.SOLO.value]
         options = self._options(phase, members)
-        if STORAGE_PATHS in options and self.state.storage_round:  # no part of a second test
-            del options[STORAGE_PATHS]
-            probes = [probe for probe in probes if probe.name != STORAGE]
-        elif STORAGE_PATHS in options:
-            options[STORAGE_NODES] = fold(node for node in members if agents[node].usable)
+        if (paths := self.state.storage_paths) and not self.state.ended:  # beside the first round
+            usable = fold(node for node in members if agents[node].usable)
+            options |= {STORAGE_PATHS: paths, STORAGE_NODES: usable}
         started = RoundStarted(
             round=len(self.state.ended),
             groups=[list(group) for group in planned.groups],
@@ -307,13 +305,10 @@ class Controller:
             limits=bases(state.models(), self._expectations),
             devices={name: each.devices for name, each in ready.items() if not each.on_cpus},
         )
-        storage: list[StorageVerdict] = []
-        others = list(absent.judged(state, self.limits).values())
-        for judged in judge(test for tests in state.storage.values() for test in tests):
-            if isinstance(judged, NodeVerdict):
-                others.append(judged)
-            else:
-                storage.append(judged)
+        judged = list(judge(state.storage))
+        clients = [verdict for verdict in judged if isinstance(verdict, NodeVerdict)]
+        others = [*absent.judged(state, self.limits).values(), *clients]
+        storage = [verdict for verdict in judged if isinstance(verdict, StorageVerdict)]
         record = concluded(state.nodes, verdict, known, others)
         record = msgspec.structs.replace(record, storage=storage)
         if not state.light:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from slurm_health.preflight.session.storage import STORAGE_PATHS
 from slurm_health.records.probe_catalog import (
     BUILT_IN,
     GPT,
@@ -86,23 +85,18 @@ _BURN_WARM_UP_S = 3.0
 _GPT_S = 10.0  # an estimate: a GPT is built and trained
 
 
-def phases(
-    chosen: Sequence[str], own: Sequence[Probe] = (), storage: Sequence[str] = ()
-) -> tuple[Phase, ...]:
+def phases(chosen: Sequence[str], own: Sequence[Probe] = ()) -> tuple[Phase, ...]:
     """Return the phases of a check.
 
     Args:
         chosen: names of sets of probes (`SETS`) and of probes, of `BUILT_IN` and `own`.
         own: probes that do not come with slurm-health.
-        storage: paths whose storage is tested; without one, none is.
 
     Raises:
         KeyError: a name is that of no set and no probe.
     """
     known = {probe.name: probe for probe in (*BUILT_IN, *own)}
-    names = {name for item in chosen for name in SETS.get(item, (item,))}
-    if not storage:
-        names.discard(STORAGE)
+    names = {name for item in chosen for name in SETS.get(item, (item,))} - {STORAGE}
     if "gpt" in names:
         names.add("gpt_fit")  # which says how large the model may be
     probes = sorted((known[name] for name in names), key=list(known.values()).index)
@@ -112,7 +106,7 @@ def phases(
     shared = frozenset() if "thorough" in chosen else _SHARED_ON_CPUS
     not_on_cpus = (shared | ON_ACCELERATORS) - asked_for
     course = [
-        *_solo(measured, burn_s, not_on_cpus, storage),
+        *_solo(measured, burn_s, not_on_cpus),
         *_pair(measured, ON_ACCELERATORS - asked_for),
     ]
     if "gpt_fit" in names:
@@ -176,16 +170,13 @@ def without_torch(why: str, chosen: Sequence[Phase], *, gpus: bool) -> str:
     return f"{'GPUs not measured (no torch): ' if gpus else ''}light probes ({why}): {tested}"
 
 
-def _solo(
-    probes: Sequence[Probe], burn_s: float, not_on_cpus: frozenset[str], storage: Sequence[str]
-) -> Iterator[Phase]:
+def _solo(probes: Sequence[Probe], burn_s: float, not_on_cpus: frozenset[str]) -> Iterator[Phase]:
     """Yield the phase of what nodes do by themselves.
 
     Pairs multiply matrices too, in every round; only more than that is worth rounds of its own.
     """
     alone = [probe for probe in probes if probe.scope in {Scope.SOLO, Scope.NODE}]
-    names = [probe.name for probe in alone]
-    only_repeated = names == ["matmul"] and len(alone) < len(probes)
+    only_repeated = [probe.name for probe in alone] == ["matmul"] and len(alone) < len(probes)
     if alone and not only_repeated:
         yield Phase(
             name="solo",
@@ -193,10 +184,7 @@ def _solo(
             alone=True,
             least_rounds=1,
             most_rounds=3,
-            options={
-                "burn_s": burn_s,
-                **({STORAGE_PATHS: "\n".join(storage)} if STORAGE in names else {}),
-            },
+            options={"burn_s": burn_s},
             not_on_cpus=not_on_cpus,
         )
 

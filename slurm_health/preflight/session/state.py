@@ -14,7 +14,7 @@ from statistics import median
 from slurm_health.preflight.expectations import Links
 from slurm_health.preflight.localize.settings import DeviceKind
 from slurm_health.preflight.session.measurement import group_result, served
-from slurm_health.preflight.session.storage import has_test
+from slurm_health.preflight.session.storage import STORAGE_NODES
 from slurm_health.records import records
 from slurm_health.records.gpu_load import Burn
 from slurm_health.records.record_codec import Entry
@@ -211,7 +211,7 @@ class CheckState:
     whose devices have computed correctly in a round, `did_not_connect` those whose devices NCCL was
     connecting when a deadline passed. `light` says why they measure with light probes, empty where
     they do with torch. `took_ms` is how long groups took, by phase. `storage_round` is the one
-    that ordered a test of storage.
+    that ordered the test of `storage_paths`, which are separated by commas.
     """
 
     def __init__(self, nodes: Sequence[str]) -> None:
@@ -230,8 +230,9 @@ class CheckState:
         self.exact: set[str] = set()
         self.did_not_connect: set[str] = set()
         self.burns: defaultdict[str, list[Burn]] = defaultdict(list)
-        self.storage: defaultdict[str, list[records.StorageTested]] = defaultdict(list)
+        self.storage: list[records.StorageTested] = []
         self.storage_round: RoundState | None = None
+        self.storage_paths = ""
         self._reports: defaultdict[int, dict[str, records.NodeReported]] = defaultdict(dict)
         self._samples: defaultdict[int, list[records.Sampled]] = defaultdict(list)
         # By node and launch, because a node's file may be read before the master's.
@@ -256,15 +257,15 @@ class CheckState:
 
         These may have written it just before.
         """
-        if self.round:
-            return list(self.round.unreported)
-        return list(dict.fromkeys([*self.pending(), *self.storage_pending()]))
+        between = [*self.pending(), *self.storage_pending()]
+        return list(dict.fromkeys(self.round.unreported if self.round else between))
 
     def storage_pending(self) -> list[str]:
         """Name the nodes whose test of storage has not been reported, and may yet be."""
         groups = self.storage_round.begun if self.storage_round else []
-        nodes = [node for group in groups for node in group]
-        return [node for node in nodes if node not in self.storage and not self.agents[node].gone]
+        tested = {test.node for test in self.storage}
+        nodes = (node for group in groups for node in group)
+        return [node for node in nodes if node not in tested and not self.agents[node].gone]
 
     def ready(self, nodes: Iterable[str]) -> list[records.WorkersReady]:
         """Return what those of these nodes said that have workers ready."""
@@ -276,12 +277,12 @@ class CheckState:
         if not self.agents.keys() >= {*_named(record)}:
             return
         match record:
+            case records.RunStarted(settings=settings):
+                self.storage_paths = str(settings.get("paths", ""))
             case records.AgentsLaunched():
                 self._launched(record, time_s)
-            case records.AgentsLost(nodes=nodes, launch=launch):
-                for node in map(self.agents.get, nodes):
-                    if node is not None and node.launch == launch:
-                        node.lose(record.cause, record.reason, time_s)
+            case records.AgentsLost():
+                self._lost(record, time_s)
             case (
                 records.AgentStarted()
                 | records.WorkersStarting()
@@ -295,8 +296,11 @@ class CheckState:
                 self.admitted, self.leaves = tuple(nodes), leaves
             case records.RoundStarted(round=number):
                 self.round = RoundState(record, time_s, self.agents, self._reports[number])
-                self.storage_round = self.round if has_test(record) else self.storage_round
-            case records.Sampled() | records.NodeReported() | records.StorageTested():
+                tests = STORAGE_NODES in record.options
+                self.storage_round = self.round if tests else self.storage_round
+            case records.StorageTested():
+                self.storage.append(record)
+            case records.Sampled() | records.NodeReported():
                 self._node_says(record)
             case records.GroupAborted(group=group) if self._is_current(record.round):
                 assert self.round is not None
@@ -327,6 +331,11 @@ class CheckState:
             for early in self._early.pop((name, record.launch), ()):
                 self.agents[name].take(early)
 
+    def _lost(self, record: records.AgentsLost, time_s: float) -> None:
+        for node in map(self.agents.get, record.nodes):
+            if node is not None and node.launch == record.launch:
+                node.lose(record.cause, record.reason, time_s)
+
     def _agent_says(self, record: AgentRecord) -> None:
         node = self.agents.get(record.node)
         if isinstance(record, records.WorkersReady):
@@ -340,12 +349,7 @@ class CheckState:
         else:
             node.take(record)
 
-    def _node_says(
-        self, record: records.Sampled | records.NodeReported | records.StorageTested
-    ) -> None:
-        if isinstance(record, records.StorageTested):  # beside the rounds
-            self.storage[record.node].append(record)
-            return
+    def _node_says(self, record: records.Sampled | records.NodeReported) -> None:
         reports = self._reports[record.round]
         if record.node in reports:
             return  # that was its last word

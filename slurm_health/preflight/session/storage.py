@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from statistics import median
-from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from slurm_health.records.nodeset import fold
-from slurm_health.records.records import RoundStarted, StorageRead, StorageTested
+from slurm_health.records.records import StorageRead, StorageTested
 from slurm_health.records.text import counted
 from slurm_health.records.verdict import Level, NodeVerdict, StorageBlame, StorageVerdict
 
-# Options of the round that orders the test: what is tested, one path a line, and by which nodes.
+# Options of the round that orders the test: paths, separated by commas, and the nodes.
 STORAGE_PATHS, STORAGE_NODES = "storage_paths", "storage_nodes"
 # How long the test of a path takes at most. A healthy one takes tens of milliseconds.
 LIMIT_S = 6.0
@@ -54,11 +55,6 @@ _NOT_READ = StorageRead(status=LATE)
 _LEAST_NODES = 3  # the one in doubt, and two that are well: one alone proves nothing
 
 
-def has_test(started: RoundStarted) -> bool:
-    """Return whether a round orders a test of storage."""
-    return STORAGE_NODES in started.options
-
-
 def at_most_s(nodes: int) -> float:
     """Return how long the test of so many nodes takes at most, with its orders and its answers."""
     return LIMIT_S + nodes * STAGGER_S + _ORDERS_S
@@ -71,17 +67,6 @@ def judge(tests: Iterable[StorageTested]) -> Iterator[NodeVerdict | StorageVerdi
         by_path.setdefault(test.path, {})[test.node] = test
     for of_path in by_path.values():
         yield from _Path(of_path).verdicts()
-
-
-class _Trouble(NamedTuple):
-    """What is wrong on a node, and how much slower it is than its peers if that is all."""
-
-    words: str
-    slowdown: float = 1.0
-
-    @property
-    def level(self) -> Level:
-        return Level.FAULTY if self.slowdown == 1.0 else Level.SLOW
 
 
 class _Path:
@@ -117,37 +102,48 @@ class _Path:
                 what = f"{_words(min(absent))}, and was not tested"
                 yield self._verdict(StorageBlame.USER, self._tests, what)
             return
-        troubles = {node: self._trouble(test) for node, test in self._tests.items()}
-        bad = {node: trouble for node, trouble in troubles.items() if trouble is not None}
+        troubles = [self._trouble(test) for test in self._tests.values()]
         for level in (Level.FAULTY, Level.SLOW):
-            alike = {node: trouble for node, trouble in bad.items() if trouble.level is level}
+            alike = {bad.node: bad for bad in troubles if bad.level is level}
             rare = len(alike) <= max(1, len(self._tests) // _RARE)
             proven = all(self._is_own(self._tests[node], alike) for node in alike)
             if rare and proven and len(self._tests) >= _LEAST_NODES:
-                yield from (self._of_client(node, alike) for node in alike)
+                well = _names([name for name in self._tests if name not in alike])
+                for bad in alike.values():
+                    reason = f"{self._where} {bad.reason}, and is well on {well}"
+                    yield replace(bad, reason=reason, evidence=(reason,))
             elif alike and (level is Level.FAULTY or not rare):  # a few that are slow are chance
-                yield self._of_server(alike, level)
+                few = len(self._tests) == 1 or len(alike) < len(self._tests) < _LEAST_NODES
+                refused = any(self._tests[node].status in REFUSED for node in alike)
+                blame = StorageBlame.UNDECIDED if few or refused else StorageBlame.SERVER
+                words = [bad.reason for bad in alike.values()]
+                yield self._verdict(blame, alike, max(words, key=words.count), level)
                 return
         if self._server and self._all_are_slow:
             what = f"takes {self._usual_ms:.0f} ms to write and read 8 MB"
             yield self._verdict(StorageBlame.SERVER, self._tests, what, Level.SLOW)
 
-    def _trouble(self, test: StorageTested) -> _Trouble | None:
-        """Return what is wrong on a node, None if nothing is."""
-        if self._is_unmounted(test):
-            return _Trouble(f"is not mounted ({test.filesystem} is there)")
-        if test.status != OK:
-            at = f" at {test.at}" if test.status == HUNG else ""
-            return _Trouble(f"{_words(test.status)}{at}")
+    def _trouble(self, test: StorageTested) -> NodeVerdict:
+        """Return how a node is by itself; whether that is its own fault is another matter."""
+        level, reason, slowdown = Level.FAULTY, "", 1.0
         reads = {read.status for read in test.reads.values()} - {LATE}
-        if reads and OK not in reads:
-            return _Trouble(_words(min(reads)))
         times = (test.small_ms, self._small_ms), (test.large_ms, self._large_ms)
-        for ms, usual_ms in times:
-            if _is_slow(ms, usual_ms):
-                words = f"takes {ms:.0f} ms for what takes its peers {usual_ms:.0f} ms"
-                return _Trouble(words, ms / max(usual_ms, 1.0))
-        return None
+        slow = [(ms, usual_ms) for ms, usual_ms in times if _is_slow(ms, usual_ms)]
+        if self._is_unmounted(test):
+            reason = f"is not mounted ({test.filesystem} is there)"
+        elif test.status != OK:
+            reason = _words(test.status) + (f" at {test.at}" if test.status == HUNG else "")
+        elif reads and OK not in reads:
+            reason = _words(min(reads))
+        elif slow:
+            ms, usual_ms = slow[0]
+            level, slowdown = Level.SLOW, ms / max(usual_ms, 1.0)
+            reason = f"takes {ms:.0f} ms to write a file, its peers {usual_ms:.0f} ms"
+        else:
+            level = Level.HEALTHY
+        return NodeVerdict(
+            node=test.node, level=level, component="storage", slowdown=slowdown, reason=reason
+        )
 
     def _is_unmounted(self, test: StorageTested) -> bool:
         return bool(self._server and not test.server and test.status != HUNG)
@@ -176,26 +172,6 @@ class _Path:
         return bool(large) and all(
             read.status == HUNG or _is_slow(read.ms, self._read_ms) for read in large
         )
-
-    def _of_client(self, node: str, bad: Mapping[str, _Trouble]) -> NodeVerdict:
-        trouble = bad[node]
-        well = [name for name in self._tests if name not in bad]
-        reason = f"{self._where} {trouble.words}, and is well on {_names(well)}"
-        return NodeVerdict(
-            node=node,
-            level=trouble.level,
-            slowdown=trouble.slowdown,
-            component="storage",
-            reason=reason,
-            evidence=(reason,),
-        )
-
-    def _of_server(self, bad: Mapping[str, _Trouble], level: Level) -> StorageVerdict:
-        words = [trouble.words for trouble in bad.values()]
-        total, refused = len(self._tests), any(self._tests[node].status in REFUSED for node in bad)
-        few = total == 1 or len(bad) < total < _LEAST_NODES
-        blame = StorageBlame.UNDECIDED if few or refused else StorageBlame.SERVER
-        return self._verdict(blame, bad, max(words, key=words.count), level)
 
     def _verdict(
         self,

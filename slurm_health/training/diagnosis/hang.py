@@ -409,11 +409,10 @@ def file_awaited(_: Inference, scene: Scene) -> Inference | None:
     if not ranks:
         return None
     waits = "waits" if len(ranks) == 1 else "wait"
-    if not remote:
-        what = f"{who(ranks)} {waits} for a file, a pipe or a filesystem, and no other rank does"
-    else:
-        since = f"for {scene.standstill.stalled_s:.0f} s"
-        what = f"{who(ranks)} {waits} for storage, {ranks[0].storage}, {since}"
+    what = f"{who(ranks)} {waits} for a file, a pipe or a filesystem, and no other rank does"
+    if remote:
+        stalled_s = scene.standstill.stalled_s
+        what = f"{who(ranks)} {waits} for storage, {ranks[0].storage}, for {stalled_s:.0f} s"
     one_node = not remote or len(nodes_of(ranks)) == 1 < len(scene.standstill.nodes)
     return Inference(
         name="file-awaited",

@@ -512,7 +512,9 @@ def who_gets_on(standstill: Standstill, limits: Limits) -> tuple[str, float]:
         limit_s = max(limit_s, standstill.allowance_s)
         slow = rank.state == IN_KERNEL or place.doing is Doing.CHECKPOINT
         if slow and stalled_s < limit_s:
-            what = rank.storage or "storage or a device"
-            why = f"rank {rank.rank} on {rank.node} waits for {what}"
+            what = f"storage, {rank.storage}" if rank.storage else "storage or a device"
+            others = sum(bool(other.storage) for other in alive if other is not rank)
+            also = f", as do {others} more" if rank.storage and others else ""
+            why = f"rank {rank.rank} on {rank.node} waits for {what}{also}"
             return why, limit_s - stalled_s
     return "", math.inf

@@ -234,10 +234,9 @@ class Ranks:
         where = {}
         for rank in self._ranks:
             pids = (rank.pid, *rank.children)
-            kernel = proc.kernel_waits(self._root, rank.pid, rank.children)
-            storage = ""
-            if file_waits(kernel):
-                storage = proc.remote_file(self._root, rank.pid, rank.children, proc.mounted())
+            place = self._root, rank.pid, rank.children
+            kernel = proc.kernel_waits(*place)
+            storage = proc.remote_file(*place, proc.mounted()) if file_waits(kernel) else ""
             use = combined(gpus.by_pid[pid] for pid in pids if pid in gpus.by_pid)
             where[rank.pid] = Whereabouts(
                 answered=rank.voice.answered,

@@ -251,8 +251,7 @@ class Watch:
             awaited = {rank.storage for rank in standstill.ranks if rank.storage}
             if awaited - self._awaited:  # each file once
                 self._awaited |= awaited
-                stalled_s = standstill.stalled_s
-                self._events.say(f"no progress for {stalled_s:.0f} s: {standstill.why_not}")
+                self._events.say(f"paused for {standstill.stalled_s:.0f} s: {standstill.why_not}")
             return
         wanted = [node for node in self._agents.nodes if node not in silent]
         reports = self._agents.ask(STATE, wanted)

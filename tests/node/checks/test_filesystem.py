@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
-from slurm_health.node.checks.check import CheckContext
-from slurm_health.node.checks.filesystem import Filesystem, MountState
+from slurm_health.node.checks.check import CheckContext, NotApplicable
+from slurm_health.node.checks.external import ProgramRun
+from slurm_health.node.checks.filesystem import Filesystem, MountState, StorageClients
 from slurm_health.node.rules.finding import Status
 from tests.node.checks.conftest import find_out
 from tests.support.sites import tree
 
-NODE, USER = Status.NODE_FAULT, Status.USER_FAULT
+NODE, USER, OPEN = Status.NODE_FAULT, Status.USER_FAULT, Status.INCONCLUSIVE
 FIELDS = "rw,relatime 0 0"
 
 
@@ -22,14 +25,26 @@ def seen(**changes: object) -> MountState:
 
 
 @pytest.mark.parametrize(
-    ("number", "status"),
-    [("EROFS", NODE), ("EIO", NODE), ("ESTALE", NODE), ("ENOSPC", USER), ("EDQUOT", USER)],
+    ("number", "local", "served"),
+    [
+        ("EROFS", NODE, NODE),
+        ("EIO", NODE, OPEN),
+        ("ENXIO", NODE, OPEN),
+        ("ESTALE", NODE, OPEN),
+        ("ENOTCONN", OPEN, OPEN),
+        ("ENOSPC", USER, USER),
+        ("EDQUOT", USER, USER),
+    ],
 )
-def test_a_failed_write_is_blamed_on_whoever_it_is_due_to(number: str, status: Status) -> None:
+def test_a_failed_write_is_blamed_on_no_node_if_its_server_may_be_down(
+    number: str, local: Status, served: Status
+) -> None:
     import errno
 
     check = Filesystem(path="/home", writable=True)
-    assert check.judge(seen(write_errno=getattr(errno, number))).status is status
+    for kind, status in (("xfs", local), ("nfs4", served), ("fuse.glusterfs", served)):
+        state = seen(fstype=kind, write_errno=getattr(errno, number))
+        assert check.judge(state).status is status
 
 
 def test_a_filesystem_that_squashes_root_is_not_broken() -> None:
@@ -71,3 +86,73 @@ def test_a_mount_point_with_a_space_is_found(well: CheckContext) -> None:
 def test_nothing_is_left_behind_by_a_trial_write(well: CheckContext) -> None:
     find_out(Filesystem(path="/scratch", writable=True), well)
     assert [each.name for each in well.path("/scratch").iterdir()] == [".keep"]
+
+
+IMPORT = """\
+osc.scratch-OST0003-osc-ffff9a41b2c3d000.import=
+import:
+    name: scratch-OST0003-osc-ffff9a41b2c3d000
+    target: scratch-OST0003_UUID
+    state: {state}
+    connect_flags: [ write_grant, server_lock, version ]
+    import_flags: [ replayable, pingable ]
+    connection:
+       failover_nids: [ "10.0.0.3@tcp" ]
+"""
+GPFS = """\
+mmgetstate::HEADER:version:reserved:reserved:nodeName:nodeNumber:state:quorum:nodesUp:totalNodes:\
+remarks:cnfsState:
+mmgetstate::0:1:::n1.example.org:11:{state}:4:7:112::(undefined):
+"""
+BEEGFS = """\
+Management
+==========
+mgmt1 [ID: 1]: reachable at 10.0.0.1:8008 (protocol: TCP)
+
+Storage
+==========
+storage1 [ID: 1]: {state}
+"""
+WEKA = """\
+Weka v4.2.0 (CLI build 4.2.0)
+Cgroups: mode=auto, enabled=true
+
+Containers: {state} (1 weka)
+Nodes: 2/2 running (2 READY)
+Mounts: 1
+"""
+PASS, WARN = Status.PASS, Status.WARN
+
+
+@pytest.mark.parametrize(
+    ("kind", "output", "state", "status", "text"),
+    [
+        ("lustre", IMPORT, "FULL", PASS, ""),
+        ("lustre", IMPORT, "IDLE", PASS, ""),
+        ("lustre", IMPORT, "DISCONN", WARN, "lustre: target: scratch-OST0003_UUID state: DISCONN"),
+        ("lustre", IMPORT, "EVICTED", WARN, "lustre: target: scratch-OST0003_UUID state: EVICTED"),
+        ("gpfs", GPFS, "active", PASS, ""),
+        ("gpfs", GPFS, "down", WARN, "gpfs: down"),
+        ("beegfs", BEEGFS, "reachable at 10.0.0.2:8003 (protocol: TCP)", PASS, ""),
+        ("beegfs", BEEGFS, "UNREACHABLE", WARN, "beegfs: storage1 [ID: 1]: UNREACHABLE"),
+        ("wekafs", WEKA, "1/1 running", PASS, ""),
+        ("wekafs", WEKA, "0/1 running", WARN, "wekafs: Containers: 0/1 running"),
+    ],
+)
+def test_a_client_without_its_server_is_a_warning_by_its_own_words(
+    kind: str, output: str, state: str, status: Status, text: str
+) -> None:
+    finding = StorageClients().judge(kind, ProgramRun(0, output.format(state=state)))
+    assert (finding.status, finding.text) == (status, text)
+
+
+def test_a_client_that_cannot_be_asked_is_undecided() -> None:
+    finding = StorageClients().judge("gpfs", ProgramRun(1, "mmgetstate: not the root user"))
+    assert finding.status is Status.INCONCLUSIVE
+    assert finding.text == "mmgetstate -Y: mmgetstate: not the root user"
+
+
+def test_a_node_without_such_a_client_has_nothing_to_check(tmp_path: Path) -> None:
+    machine = tree(tmp_path, {"/proc/self/mounts": "srv:/home /home nfs4 rw 0 0\n"})
+    with pytest.raises(NotApplicable):
+        StorageClients().measure(machine)

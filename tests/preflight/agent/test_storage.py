@@ -8,40 +8,33 @@ from pathlib import Path
 
 from slurm_health.preflight.agent.storage import StorageTest
 from slurm_health.preflight.session.storage import STORAGE_NODES, STORAGE_PATHS, judge
-from slurm_health.records.records import RoundStarted, StorageTested
+from slurm_health.records.records import StorageTested
 
 DEADLINE_S = 30.0
 
 
-def started(*paths: Path) -> RoundStarted:
-    return RoundStarted(
-        round=0,
-        name="solo test",
-        groups=[],
-        rendezvous=[],
-        deadline_s=60.0,
-        options={STORAGE_PATHS: "\n".join(map(str, paths)), STORAGE_NODES: "n[1-3]"},
-    )
+NODES = ("n1", "n2", "n3")
 
 
 def all_of(*paths: Path) -> list[StorageTested]:
     """Return what three nodes record of these paths, and remove their files."""
-    tests = [StorageTest(node, started(*paths), "secret") for node in ("n1", "n2", "n3")]
+    options = {STORAGE_NODES: "n[1-3]", STORAGE_PATHS: ",".join(map(str, paths))}
+    tests = [StorageTest(node, options, "secret") for node in NODES]
     records: list[StorageTested] = []
     until_s = time.monotonic() + DEADLINE_S
     while len(records) < len(tests) * len(paths) and time.monotonic() < until_s:
         for test in tests:
             records += test.poll()
         time.sleep(0.01)
-    for child in [test.end() for test in tests]:
-        child.wait()
+    for test in tests:
+        test.end()
     return records
 
 
 def test_a_local_directory_is_written_by_each_node_and_nothing_is_left(tmp_path: Path) -> None:
     records = all_of(tmp_path)
     assert {(record.node, record.status, record.at) for record in records} == {
-        (node, "ok", "") for node in ("n1", "n2", "n3")
+        (node, "ok", "") for node in NODES
     }
     assert all(record.small_ms > 0 and record.total_bytes > 0 for record in records)
     assert not any(record.reads or record.server or record.large_bytes for record in records)

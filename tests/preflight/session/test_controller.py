@@ -31,6 +31,7 @@ from slurm_health.records.records import (
     VerdictReached,
 )
 from slurm_health.records.verdict import Level, Outcome
+from tests.support import accusing
 from tests.support.session_story import LIMITS, NODES, START_S, Story, measured, ready, started
 
 
@@ -261,7 +262,8 @@ def test_devices_are_connected_apart_only_after_nccl_has_hung_in_that(
 
 
 def test_the_verdict_waits_for_the_test_of_storage_and_no_longer_than_that_may_take() -> None:
-    story = Story(NODES[:2], course=phases(["storage"], storage=["/ckpt"]))
+    story = Story(NODES[:2], course=phases(["storage"]))
+    story.says(replace(accusing.started(), settings={"paths": "/ckpt"}))
     story.does(AgentsLaunched)
     story.is_ready(*NODES[:2])
     story.does(NodesAdmitted)
