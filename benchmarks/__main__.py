@@ -20,12 +20,12 @@ BENCHMARKS = {
     "check": ("check", "how long a check takes, and DLRover's: --dlrover VENV"),
     "diagnosis": ("diagnosis", "fifteen faults of a running training: are they named (hours)"),
     "gpu": ("gpu", "everything that one GPU can show; --device=cpu without one"),
-    "hangs": ("hangs", "how soon hangs are reported, and whether healthy jobs are called hung"),
     "history": ("history", "how fast journals are indexed, and the history answers"),
     "hooks": ("hooks", "what the prolog and the health check cost on this node"),
     "localize": ("localize", "how often the localisation is right, beside DLRover's rule"),
     "monitor": ("monitor_cost", "what the monitor costs on each node, and per step of a training"),
     "replay": ("replay", "what is said of recordings of real clusters: ARGS=DIR"),
+    "watch": ("watch", "a watch that nobody asked for: are hangs reported, and healthy jobs not"),
     "storage": ("storage_clients", "what the test of storage asks of a server: 256 clients"),
     "scale": ("scale", "what a check of up to 16,384 simulated nodes costs"),
 }

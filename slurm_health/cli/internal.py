@@ -174,13 +174,13 @@ def _after_failure(failure: str, spec: JobSpec) -> int:
 @click.option("--move", required=True)
 def requeue_helper(directory: Path, move: str) -> int:
     """Release a requeued job without its bad nodes. Runs as a job of its own."""
-    from slurm_health.preflight.acting.release_elsewhere import release_elsewhere
+    from slurm_health.preflight.acting.release_elsewhere import release_elsewhere, telling_owner
     from slurm_health.preflight.acting.requeue_helper import Move
     from slurm_health.system.slurm.client import Client
 
     told = from_json(move, Move)
     client = Client(os.environ)
-    released = release_elsewhere(
-        told, directory=directory, client=client, here=os.environ.get("SLURMD_NODENAME", "")
-    )
+    here = os.environ.get("SLURMD_NODENAME", "")
+    with telling_owner(told, os.environ):
+        released = release_elsewhere(told, directory=directory, client=client, here=here)
     return int(ExitCode.HEALTHY if released else ExitCode.UNAVAILABLE)

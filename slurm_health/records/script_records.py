@@ -165,7 +165,8 @@ class ProgressSeen(Record, frozen=True, kw_only=True, tag="progress_seen"):
     `node` is the first of the job. `ranks` is how many there are, `stopped` are those that are
     stopped, on the nodes `stopped_on`. `step` is the latest, by their heartbeats or by `line`, the
     last line of the job's output that counted, and it was `age_s` old. `beating`: a rank has a
-    heartbeat.
+    heartbeat. `saved` is the last line of the output that names a checkpoint, `saved_age_s` old;
+    `waits` is what the others wait for while there is no progress, though it may go on.
     """
 
     node: str
@@ -176,6 +177,9 @@ class ProgressSeen(Record, frozen=True, kw_only=True, tag="progress_seen"):
     line: str = ""
     age_s: float = 0.0
     beating: bool = False
+    saved: str = ""
+    saved_age_s: float = 0.0
+    waits: str = ""
 
 
 class EventKind(StrEnum):

@@ -183,6 +183,11 @@ def progress_text(script: Script, now_s: float | None) -> str:
         age_s = progress.age_s + (now_s - script.seen_s if now_s else 0.0)
         ago = f" ({duration_text(age_s)} ago)" if age_s >= 60.0 else ""
         parts.append(f"step {progress.step}{of}{ago}{pace}")
+    if progress is not None and progress.waits:
+        parts.append(f"a pause ({progress.waits})")
+    if progress is not None and progress.saved:
+        saved_s = progress.saved_age_s + (now_s - script.seen_s if now_s else 0.0)
+        parts.append(f"last checkpoint {duration_text(saved_s)} ago ({progress.saved})")
     if progress is not None and progress.stopped:
         are = "is" if len(progress.stopped) == 1 else "are"
         parts.append(

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from slurm_health.node import shared
+from slurm_health.node.hooks import healthcheck, metrics, nodes
 from slurm_health.node.hooks.log import Log
 from slurm_health.node.rules.breaker import DrainLedger, Trip
-from slurm_health.node.rules.finding import CheckResult, inconclusive, node_fault, passed
+from slurm_health.node.rules.finding import CheckResult, inconclusive, node_fault, passed, warned
+from slurm_health.system.slurm.client import Client
 from tests.support.hooked_node import Node
 
 
@@ -86,6 +88,23 @@ def test_a_breaker_that_has_tripped_shows_on_the_nodes_that_it_keeps(
     (watched.shared / "ledger.99").write_text("{")
     watched.healthcheck()
     assert "slurm_health_breaker_tripped" not in collected(watched, tmp_path)
+
+
+def test_jobs_whose_watch_has_died_are_counted_and_listed(watched: Node, tmp_path: Path) -> None:
+    found = warned("since 09:12: 12", unwatched=1, **{"13": "step 7"})
+    results = [CheckResult(name="watches", finding=found)]
+    last = healthcheck.last_check_of(results, node="n1", now_s=watched.now_s)
+    healthcheck.save_last_check(watched.site, last)
+    known = Client(watched.environ()).nodes()
+    shown = nodes.listing(watched.site, known, watched.now_s)
+
+    (gauge,) = (
+        gauge
+        for gauge in metrics.gauges(results, now_s=0.0, drained=False, tripped=None)
+        if gauge.name == "slurm_health_unwatched_jobs"
+    )
+    assert [sample.value for sample in gauge.samples] == [1.0]
+    assert "n1: since 09:12: 12\njob 13: step 7\n" in nodes.text(shown, watched.now_s)
 
 
 def test_a_directory_that_is_not_there_changes_nothing(node: Node, tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from slurm_health.records.records import (
     Action,
     ActionDone,
@@ -149,7 +151,11 @@ def running(root: Path) -> float:
         line = f"step {step}/1000 loss 0.31"
         seen = ProgressSeen(node="n1", ranks=2, step=step, line=line)
         run.write(journal.MONITOR, seen, after_s=after_s)
-    return run.clock.now_s + 12.0
+    saving = "Saving model checkpoint to out/checkpoint-590"
+    waits = "rank 1 on n2 still works"
+    seen = replace(seen, saved=saving, saved_age_s=3.0, waits=waits)
+    run.write(journal.MONITOR, seen, after_s=1.0)
+    return run.clock.now_s + 11.0
 
 
 def rank_stopped(root: Path) -> float:

@@ -22,7 +22,7 @@ import msgspec
 from slurm_health.node import state
 from slurm_health.node.hooks.hook import Hook
 from slurm_health.node.rules import drain_note
-from slurm_health.node.rules.finding import WELL, CheckResult, Status, node_faults
+from slurm_health.node.rules.finding import UNWATCHED, WELL, CheckResult, Status, node_faults
 from slurm_health.node.rules.recovery import DrainRecord, after_test, is_due
 from slurm_health.node.site import Site, keep_last_good
 from slurm_health.node.store import held
@@ -257,6 +257,8 @@ class LastCheck(msgspec.Struct, frozen=True, kw_only=True):
         needs: what it waits for, if its passes are not enough.
         recorded: whether the node knows what it was drained for.
         trouble: what is wrong with its config file, if it uses the last good settings.
+        unwatched: the jobs that run on though their watch has ended, in words.
+        progress: that of the jobs whose first node it is, as far as their watches show it.
     """
 
     node: str
@@ -268,6 +270,8 @@ class LastCheck(msgspec.Struct, frozen=True, kw_only=True):
     needs: str = ""
     recorded: bool = False
     trouble: str = ""
+    unwatched: str = ""
+    progress: dict[str, str] = {}
 
 
 def last_check_of(results: Sequence[CheckResult], *, node: str, now_s: float) -> LastCheck:
@@ -278,9 +282,13 @@ def last_check_of(results: Sequence[CheckResult], *, node: str, now_s: float) ->
         f"{result.name} {result.status.value}: {result.finding.text}"
         for result in (*faults, *others)
     )
+    watches = [r.finding for r in results if UNWATCHED in r.finding.figures]
+    blind = [finding.text for finding in watches if finding.figures[UNWATCHED]]
     return LastCheck(
         node=node,
         time_s=now_s,
+        unwatched=cut("; ".join(blind), _TEXT_LENGTH),
+        progress={n: v for f in watches for n, v in f.figures.items() if isinstance(v, str)},
         faulty=bool(faults),
         text=cut(text, _TEXT_LENGTH) or f"{counted(len(results), 'check')} passed",
         faults=cut("; ".join(f"{r.name}: {r.finding.text}" for r in faults), _TEXT_LENGTH),

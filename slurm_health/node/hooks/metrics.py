@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_health import __version__
-from slurm_health.node.rules.finding import CheckResult, Status, node_faults
+from slurm_health.node.rules.finding import UNWATCHED, CheckResult, Status, node_faults
 from slurm_health.node.site import Site
 from slurm_health.system.killable import Answered, run_guarded
 from slurm_health.system.telemetry import Gauge, MetricSample, one_of, prometheus_text
@@ -23,6 +23,7 @@ _HELP = {
     "node_fault": "1 if the last health check measured a proven fault of this node.",
     "drained": "1 if slurm-health has drained this node and not returned it.",
     "breaker_tripped": "1 if the breaker has tripped: this node is not drained, even for a fault.",
+    "unwatched_jobs": "Jobs here that run on though their watch has ended.",
     "check_status": "1 for the status of a check, 0 for every other status.",
     "check_duration_seconds": "How long a check took.",
     "check_figure": "A figure that a check measured; its name has the unit.",
@@ -74,6 +75,11 @@ def gauges(
         "node_fault": [MetricSample(float(bool(node_faults(results))))],
         "drained": [MetricSample(float(drained))],
         "breaker_tripped": [] if tripped is None else [MetricSample(float(tripped))],
+        "unwatched_jobs": [
+            MetricSample(float(result.finding.figures[UNWATCHED]))
+            for result in results
+            if UNWATCHED in result.finding.figures
+        ],
         "check_status": [
             sample
             for result in results

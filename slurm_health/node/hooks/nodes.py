@@ -92,6 +92,8 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         by_slurm: nodes that Slurm drained or downed by itself, or that a job does not leave.
         culprits: jobs, arrays and users that cost several nodes, with advice for their owner.
         returned: nodes whose drain of Slurm's was lifted within a day, with its cause.
+        unwatched: by node, its jobs that run on though their watch has ended.
+        progress: of the jobs that run and are watched, a few minutes old.
     """
 
     drained: list[Drained]
@@ -107,6 +109,8 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     by_slurm: list[slurm_drains.Group] = []
     culprits: list[str] = []
     returned: dict[str, str] = {}
+    unwatched: dict[str, str] = {}
+    progress: dict[str, str] = {}
 
     @property
     def needs_administrator(self) -> bool:
@@ -152,6 +156,7 @@ def listing(
         if checked[name].faulty and not nodes[name].out_of_pool:
             left.append(checked[name])
     passes = site.recovery.passes if site else 0
+    recent = [c for n, c in sorted(checked.items()) if n in nodes and now_s - c.time_s < _LATE_S]
     return Listing(
         drained=drained(nodes, ledger, checked, passes),
         tripped=known.trips if known is not None else None,
@@ -171,6 +176,8 @@ def listing(
             for name, record in sorted(records.items())
             if site is not None and record.lifted and now_s - record.over_s < _DAY_S
         },
+        unwatched={check.node: check.unwatched for check in recent if check.unwatched},
+        progress={job: text for check in recent for job, text in check.progress.items()},
     )
 
 
@@ -329,6 +336,8 @@ def text(report: Listing, now_s: float) -> str:
     ]
     more += [f"returned: {node} {text}" for node, text in report.returned.items()]
     more += [f"marked: {node}: {summary}" for node, summary in (report.marked or {}).items()]
+    more += [f"{node}: {text}" for node, text in report.unwatched.items()]
+    more += [f"job {job}: {text}" for job, text in report.progress.items() if text]
     for attempt in report.repairs:
         when, how = f"{_age(now_s - attempt.time_s)} ago", _STEPS[attempt.outcome]
         if attempt.outcome is Outcome.BEGUN:

@@ -28,6 +28,7 @@ _RANK = {status: rank for rank, status in enumerate(Status)}
 # A check with such a finding has nothing to report.
 WELL = (Status.PASS, Status.NOT_APPLICABLE)
 
+UNWATCHED = "unwatched"  # a figure: how many jobs run on though their watch has ended
 Figure = float | int | str
 
 

@@ -42,14 +42,12 @@ from slurm_health.records.records import (
     RunStarted,
     VerdictReached,
 )
-from slurm_health.system import owner
 from slurm_health.system.processes import own_command
 from slurm_health.system.slurm.client import Client
 
 log = logging.getLogger(__name__)
 
 RecordAppender = Callable[[Record], None]
-_TELL_S = 5.0  # for a message to the owner: the requeue ends whatever still runs here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +228,8 @@ class _Performer:
                 exclude=tuple(dict.fromkeys((*leave, *self.facts.left_behind))),
                 comment=comment,
                 least=acting.policy.nodes_needed,
+                leave=tuple(leave),
+                reason=reason,
             )
             helper_id = acting.helper.ensure_submitted(
                 acting.client,
@@ -250,8 +250,6 @@ class _Performer:
         log.warning("requeueing job %s without %s: %s", acting.job, fold(leave), reason)
         outcome = msgspec.structs.replace(decision.outcome, reason=f"{fold(leave)}: {reason}")
         acting.append(outcome)
-        subject = f"moves away from {fold(leave)}"
-        owner.tell("moved", subject, reason, acting.helper.environ, wait_s=_TELL_S)
         try:
             acting.client.requeue_held(acting.job)
         except SlurmError as err:

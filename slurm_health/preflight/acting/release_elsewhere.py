@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from slurm_health.records.errors import JournalError, SlurmError, UnknownJob
 from slurm_health.records.nodeset import fold
 from slurm_health.records.records import Action, ActionDone
 from slurm_health.records.text import whole_number
-from slurm_health.system import journal
+from slurm_health.system import journal, owner
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Job
 
@@ -41,6 +42,7 @@ REVOKED_S = 1.1
 FORGETS_S = 2.1
 QUICK_POLLS = 100
 TRIES = 20
+_TELL_S = 20.0  # for a message to the owner; the release takes a second or more beside it
 
 
 class NotNeeded(Exception):
@@ -78,6 +80,24 @@ def release_elsewhere(
     release.comment(move.comment)
     _record(directory, clock, succeeded=True, detail=f"without {fold(move.exclude)}")
     return True
+
+
+@contextlib.contextmanager
+def telling_owner(move: Move, environ: Mapping[str, str]) -> Iterator[None]:
+    """Send the job's owner that it moves, while active and at most a little longer.
+
+    Not before the requeue: that would wait for it. `environ` is that of this helper job.
+    """
+    array, _, task = move.job.partition("_")
+    of_job = {**environ, "SLURM_JOB_ID": array, "SLURM_JOB_NAME": ""}
+    of_job |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": task} if task else {}
+    message = ("moved", f"moves away from {fold(move.leave)}", move.reason, of_job)
+    thread = threading.Thread(target=owner.tell, args=message, kwargs={"wait_s": _TELL_S})
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 @dataclass(frozen=True, kw_only=True)

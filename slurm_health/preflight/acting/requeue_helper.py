@@ -38,6 +38,7 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
         exclude: nodes that it must not come back to.
         comment: the job's own, which it gets back in the end.
         least: on how few nodes it runs; None: on all that it asks for.
+        leave: the nodes that it leaves now, for `reason`: its owner may want to know.
     """
 
     job: str
@@ -45,6 +46,8 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
     exclude: tuple[str, ...]
     comment: str = ""
     least: int | None = None
+    leave: tuple[str, ...] = ()
+    reason: str = ""
 
 
 def helper_name(job_id: int, attempt: int) -> str:

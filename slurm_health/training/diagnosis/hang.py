@@ -65,6 +65,9 @@ _ADVICE = {
     Doing.CHECKPOINT: "look at the filesystem that the checkpoint goes to, as this node sees it",
     Doing.OWN_CODE: "look at this line of the script, and at what it waits for on this node",
 }
+_NOT_IN_BACKWARD = frozenset(
+    ("barrier", "monitored_barrier", "broadcast", "broadcast_object_list", "all_gather_object")
+)
 _LOST_STATES = ("DOWN", "NOT_RESPONDING", "*")  # of a node, as Slurm writes them
 
 Placed = list[tuple[RankSample, StackPlace]]
@@ -267,11 +270,20 @@ def waits_differ(_: Inference, scene: Scene) -> Inference | None:
     by_name: dict[str, list[RankSample]] = {}
     for rank, place in scene.inside:
         by_name.setdefault(place.what, []).append(rank)
-    if len(by_name.keys() - {"backward"}) < 2 or scene.outside:
+    # A backward pass may be in any other collective.
+    apart = by_name.keys() & _NOT_IN_BACKWARD
+    if len(by_name.keys() - (set() if apart else {"backward"})) < 2 or scene.outside:
         return None
+    # Who has gone to one for all ranks has left the others behind.
+    few = min(by_name, key=lambda name: (name not in apart, len(by_name[name])))
+    few = (
+        few
+        if 2 * len(by_name[few]) < len(scene.ranks)
+        else min(by_name, key=lambda n: len(by_name[n]))
+    )
     places = "; ".join(f"{ranks_text(ranks_of(r))} in {what}" for what, r in by_name.items())
     return _about(
-        min(by_name.values(), key=len),
+        by_name[few],
         name="collectives-differ",
         description=f"ranks wait for each other in different collectives ({places})",
         attribution=Attribution.USER,
@@ -289,6 +301,20 @@ def never_met(_: Inference, scene: Scene) -> Inference | None:
     if not all(place.meets for _, place in inside):
         return None
     ranks = [rank for rank, _ in inside]
+    places = Counter(rank.meets for rank in ranks)
+    others, most = places.most_common(1)[0]
+    apart = [rank for rank in ranks if rank.meets != others] if most > len(ranks) / 2 else []
+    if apart:
+        return _about(
+            apart,
+            name="rendezvous-never-formed",
+            description=f"{who(apart)} {_have(apart)} another address of the rendezvous"
+            f" ({apart[0].meets or 'none'}) than the others ({others})",
+            attribution=Attribution.USER,
+            sureness=Sureness.LIKELY,
+            evidence=tuple(where_line(*at) for at in inside[:MOST_LINES]),
+            advice="give all ranks the same MASTER_ADDR and MASTER_PORT",
+        )
     return _about(
         ranks,
         name="rendezvous-never-formed",
@@ -459,7 +485,8 @@ def network_of_group(_: Inference, scene: Scene) -> Inference | None:
     """
     inside, paths = scene.inside, scene.standstill.paths
     ranks: Sequence[RankSample] = [rank for rank, _ in inside]
-    if 2 <= len(scene.ranks) == len(inside) and scene.collectives.difference is None:
+    alike = scene.collectives.difference is None and waits_differ(_SYMPTOM, scene) is None
+    if 2 <= len(scene.ranks) == len(inside) and alike:
         what = f"all ranks are in a collective ({inside[0][1].what}) and none leaves it"
     elif paths and scene.silent and not scene.awaiting_files:
         what, ranks = "data between nodes of the job is not answered", scene.ranks

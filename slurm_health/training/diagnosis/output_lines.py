@@ -51,6 +51,12 @@ _BESIDE = re.compile(
     r"(?<![a-z])(?!(?:train|training|total|lm|step|batch)[ _./-])[a-z]\w*[ _./-]$", re.IGNORECASE
 )
 _NAME_CHARACTERS = 40  # before the word
+# `Saving model checkpoint to out/checkpoint-500`, `saved ckpt at step 500`, `checkpoint written`
+_SAVED = re.compile(
+    r"\b(?:sav(?:ed|ing)|wrote|written|writing)\b.{0,60}(?:checkpoint|ckpt)"
+    r"|(?:checkpoint|ckpt).{0,60}\b(?:saved|written)\b",
+    re.I,
+)
 _COUNTED = re.compile(r"(?<![a-z])(?:global_?)?(?:step|iter(?:ation)?)s?\W{0,4}(\d+)", re.I)
 
 
@@ -103,6 +109,7 @@ class StepLines:
         line: the latest line that counted, empty before there is one; `step` is its number.
         last_s: when a line last counted, or a new kind of line came.
         intervals: readings with such a line, less one; `longest_s` is the longest time between two.
+        saved: the last line that names a checkpoint as written, at `saved_s`.
     """
 
     def __init__(self) -> None:
@@ -113,6 +120,7 @@ class StepLines:
         self.intervals = 0
         self.last_s = self.longest_s = 0.0
         self.line, self.step = "", 0
+        self.saved, self.saved_s = "", 0.0
 
     @property
     def typical_s(self) -> float:
@@ -133,6 +141,9 @@ class StepLines:
             if line.startswith(_OURS):
                 continue
             went_on |= self._take_line(line[:_LINE_CHARACTERS])
+            if _SAVED.search(line[:_LINE_CHARACTERS]):
+                self.saved = " ".join(_CONTROLS.sub(" ", line[:_LINE_CHARACTERS]).split())
+                self.saved_s = now_s
             lost = self._losses.take(line) or lost
         if went_on:
             if self._first_s:

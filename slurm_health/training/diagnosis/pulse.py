@@ -39,7 +39,6 @@ _FEW = 8  # steps, lines or moves: fewer make no pace
 _LOADED_S = 0.3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 600.0  # from one inspection that shows no hang to the next
 _SUSPENDED_S = 60.0  # without a report from any node: all report every five
-_SHORTEST_S = 0.5  # between two samples that are compared: less shows too little
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +59,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         storage_s: if a rank waits for storage in the kernel, which may be slow and well,
         reading_s: and if its data loader does: no read takes so long.
         working_s: if others wait for a rank that still computes, reads or writes.
+        apart_s: between two samples that are compared: less shows too little.
     """
 
     at_least_s: float = 25.0
@@ -75,6 +75,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     storage_s: float = 120.0
     reading_s: float = 40.0
     working_s: float = 1800.0
+    apart_s: float = 0.5
 
     def scaled(self, factor: float) -> Limits:
         """Return all times multiplied by a factor, for a rehearsal in which time is compressed."""
@@ -181,10 +182,19 @@ class Program:
         """Whether all ranks have run for long enough to load their libraries."""
         return all(track.sample.ran_s >= _LOADED_S for track in self.ranks.values())
 
-    def take(self, sample: RankSample, report: NodeReport, now_s: float, *, resumed: bool) -> bool:
+    def take(
+        self,
+        sample: RankSample,
+        report: NodeReport,
+        now_s: float,
+        *,
+        resumed: bool,
+        apart_s: float = LIMITS.apart_s,
+    ) -> bool:
         """Add a sample of a rank; return whether it has run. `resumed`: the job was suspended.
 
-        A suspension stops the ranks and us alike: the time before it is no standstill.
+        A suspension stops the ranks and us alike: the time before it is no standstill. Samples that
+        are less than `apart_s` apart are not compared.
         """
         track = self.ranks.get(sample.rank)
         if track is None or track.sample.pid != sample.pid or sample.steps < track.sample.steps:
@@ -193,7 +203,7 @@ class Program:
             )
             self.ranks[sample.rank] = track
         window_s = report.at_s - track.sampled_s
-        if report.look is not Look.BASELINE and window_s >= _SHORTEST_S:
+        if report.look is not Look.BASELINE and window_s >= apart_s:
             before, sample = track.sample, sample.since(track.sample, window_s)
             if report.look is Look.INSPECTION:
                 track.inspected = sample
@@ -246,6 +256,12 @@ class Pulse:
         return max(counting, key=lambda lines: lines.last_s, default=None)
 
     @property
+    def saved(self) -> StepLines | None:
+        """The output file that named a checkpoint last, None if none does."""
+        saving = [lines for lines in self._files.values() if lines.saved]
+        return max(saving, key=lambda lines: lines.saved_s, default=None)
+
+    @property
     def step(self) -> int:
         """The latest step of heartbeats or output, 0 without one."""
         steps = [program.step for program in self.programs.values()]
@@ -272,7 +288,8 @@ class Pulse:
         ran: dict[str, bool] = {}
         for sample in report.ranks:
             program = self.programs.setdefault(sample.program, Program(name=sample.program))
-            runs = program.take(sample, report, now_s, resumed=resumed)
+            apart_s = self._limits.apart_s
+            runs = program.take(sample, report, now_s, resumed=resumed, apart_s=apart_s)
             ran[program.name] = ran.get(program.name, False) or runs
         for name, runs in ran.items():
             if report.look is not Look.BASELINE:
@@ -310,6 +327,7 @@ class Pulse:
             late = standing.stalled_s >= standing.allowance_s
             # A program that has not begun is no training, or none yet.
             begun = standing.sign is Sign.STEP or not standing.is_young or program.has_begun
+            begun |= self.line is not None and self.line.intervals > 1
             if not late or not begun:
                 program.pause_s = 0.0
             elif now_s >= program.not_before_s and program.hung_by is None:
@@ -464,6 +482,8 @@ class Pulse:
             if runs and standing.sign is Sign.RUN:
                 return f"rank {runs[0].rank} on {runs[0].node} still runs", math.inf
             files = standing.sign is Sign.LINE and any(rank.file_waits for rank in alive)
+            if standing.stalled_s >= limits.storage_s:
+                files |= any(rank.awaits_storage for rank in alive)
             if len(apart) == len(alive) and Doing.LOADING not in places and not files:
                 return "no rank is known to wait for another", math.inf
         polls = standing.sign is not Sign.STEP and any(rank.polls for rank in apart)

@@ -29,7 +29,8 @@ _WAKES_PER_S = 0.5  # of a wait with a time limit
 # polls does both for longer, and one that spins does not wait in the kernel.
 _RESTS, _POLLS, _SPINS = (0.002, 0.05), (0.05, 0.3), 0.9
 _BUSY_SHARE = 0.5
-_LIBRARIES = ("site-packages/", "dist-packages/", "/lib/python", "<frozen", "<string>")
+_LIBRARIES = ("site-packages/", "dist-packages/", "/lib/python", "<frozen", "<string>", ".so")
+_MPI_CALL = re.compile(r"P?(MPI_[A-Z]\w+)")
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 _NO_COLLECTIVES = frozenset({"wrapper", "_wait", "wait"})
 _MEETS = frozenset({"init_process_group", "_store_based_barrier", "new_group", "split_group"})
@@ -43,6 +44,8 @@ _FROM_DEVICE = (("torch/storage.py", "cpu"), ("torch/cuda/streams.py", "synchron
 # Python's debuggers wait here for a person: pdb, and pydevd below the debuggers of editors.
 _AT_A_PROMPT = frozenset({"interaction", "do_wait_suspend", "_do_wait_suspend"})
 _DEBUGGERS = ("/pdb.py", "pydevd")
+# Of these, the waits for a filesystem, which no idle process has.
+_STORAGE = re.compile(r"fuse|request_wait_answer|nfs|rpc_wait|lustre|cl_|ldlm|ceph|gpfs|beegfs")
 # Functions of the kernel in which a process waits for a file, a pipe or a filesystem. Ranks that
 # wait for each other are in futexes, polls and sockets.
 _FILES = re.compile(
@@ -92,6 +95,8 @@ def place_of(stack: Sequence[Frame]) -> StackPlace:
     for frame in stack:
         if frame.file.endswith(_COLLECTIVES) and frame.function not in _NO_COLLECTIVES:
             return StackPlace(doing=Doing.COLLECTIVE, what=frame.function, at=at)
+        if (call := _MPI_CALL.fullmatch(frame.function)) and "libmpi" in frame.file:
+            return StackPlace(doing=Doing.COLLECTIVE, what=call[1], at=at)
         if frame.function == _BACKWARD:
             return StackPlace(doing=Doing.COLLECTIVE, what="backward", at=at)
         if frame.file.endswith(_RENDEZVOUS):
@@ -117,7 +122,7 @@ class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One rank at one moment; unknown values are 0, empty, or -1 for `replica`.
 
     Args:
-        rank: its number; `world` is the number of ranks.
+        rank: its number; `world` is the number of ranks, `meets` the address of their rendezvous.
         node: its node.
         program: the step of the job that it belongs to, or the job's script itself.
         pid: its process there, 0 of a rank that ended before it was ever sampled.
@@ -149,6 +154,7 @@ class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     program: str = ""
     pid: int = 0
     world: int = 0
+    meets: str = ""
     gone: bool = False
     step: int = 0
     steps: int = 0
@@ -247,6 +253,11 @@ class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def file_waits(self) -> frozenset[str]:
         """Its waits in the kernel, and its children's, for a file, a pipe or a filesystem."""
         return file_waits(self.kernel)
+
+    @property
+    def awaits_storage(self) -> bool:
+        """Whether it or a child waits for a filesystem."""
+        return bool(_STORAGE.search(self.kernel))
 
     @property
     def in_flight(self) -> bool:

@@ -2,14 +2,17 @@
 """The ranks of one job on one node: which processes they are, their samples, their places.
 
 A rank with a heartbeat is the process that has it open. Else its environment identifies it: tasks
-of srun have SLURM_PROCID, workers of torchrun have RANK, and their children inherit it. So a rank
-is the topmost process with a number, or the program that its shell or container runs.
+of srun have SLURM_PROCID, workers of torchrun have RANK, those of mpirun a number of its own, and
+their children inherit it. So a rank is the topmost process with a number, or the program that its
+shell or container runs. In a container a process may have lost the job's environment: then it is of
+the job that its parent or its cgroup belongs to.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +43,12 @@ _INTERPRETERS = ("python", "pypy", "pt_main")
 _OURS = "slurm_health"
 # Between a failure and a restart a torchrun that srun started has no ranks, and is none itself.
 _TORCHRUN = ("torchrun", "quiet_torchrun.py", "torch.distributed.run")
+# Of Open MPI's mpirun and of Hydra's: which rank, of how many, and of which start.
+_MPI = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"),
+    ("PMI_RANK", "PMI_SIZE", "PMI_ID"),
+)
+_CGROUP = re.compile(r"/job_(\d+)/step_(\w+)")  # as slurmstepd names them, in both versions
 _ANSWER_S, _STACKS_S = 2.5, 3.0  # for ranks to answer, and for py-spy
 _POLL_S = 0.05
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -50,7 +59,8 @@ _LIMITS_S = 18.0  # from one reading of a rank's CPU limits to the next
 class JobProcess(NamedTuple):
     """A process of the job: `rank` is torchrun's number, `task` srun's, None without one.
 
-    `group` is its process group, `world` is the number of ranks, 0 if unknown.
+    `group` is its process group, `world` is the number of ranks, 0 if unknown; `meets` is the
+    address of its rendezvous.
     """
 
     directory: Path
@@ -61,6 +71,7 @@ class JobProcess(NamedTuple):
     rank: int | None
     task: int | None
     world: int = 0
+    meets: str = ""
 
     @property
     def number(self) -> int | None:
@@ -95,6 +106,7 @@ class Rank:
     program: str
     rank: int  # by its environment; its heartbeat prevails
     world: int = 0
+    meets: str = ""
     voice: Voice = field(default_factory=Voice)
     key: tuple[int, int] = (0, 0)  # of its heartbeat
     children: tuple[int, ...] = ()
@@ -147,6 +159,7 @@ class Ranks:
         self._beaten: set[tuple[str, int]] = set()
         # By process and its start: its job and step do not change.
         self._known: dict[tuple[int, int], JobProcess | None] = {}
+        self._hidden: set[int] = set()  # of the job, but their environments may not be read
 
     def find(self) -> None:
         """Search all processes of this user; takes some ms on a full node."""
@@ -162,12 +175,14 @@ class Ranks:
                     with contextlib.suppress(OSError):
                         if entry.stat().st_uid == own:
                             pids.append(int(entry.name))
+        self._hidden &= {*pids}
         for pid in sorted(pids):
             with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
                 now = proc.stat(self._root / str(pid))
                 children.setdefault(now.parent, []).append(pid)
                 key = pid, now.start_ticks
-                process = self._known[key] if key in self._known else self._process(now)
+                above = processes.get(now.parent)
+                process = self._known[key] if key in self._known else self._process(now, above)
                 # A newly executed program keeps both, and may have another environment.
                 if up_s - now.start_ticks * _TICK_S > _SETTLED_S:
                     known[key] = process
@@ -182,6 +197,7 @@ class Ranks:
                         program=process.program,
                         rank=heartbeat.UNKNOWN_RANK if number is None else number,
                         world=process.world,
+                        meets=process.meets,
                         voice=Heartbeat(process.directory, file),
                         key=beat,
                     )
@@ -247,7 +263,8 @@ class Ranks:
                 gpu_share=use.share,
                 gpu_waits=use.waits,
             )
-        reasons = {"stacks": stacks.why_not, "gpu-activity": gpus.why_not}
+        hidden = f"{len(self._hidden)} hide their environments" if self._hidden else ""
+        reasons = {"stacks": stacks.why_not, "gpu-activity": gpus.why_not, "ranks": hidden}
         return where, {what: why for what, why in reasons.items() if why}
 
     def _read(self, rank: Rank) -> RankSample:
@@ -277,6 +294,7 @@ class Ranks:
             node=self._node,
             pid=rank.pid,
             world=rank.world,
+            meets=rank.meets,
             state=now.state,
             cpu_s=round(cpu_s, 2),
             io_bytes=moved_bytes,
@@ -308,10 +326,20 @@ class Ranks:
             replica=beat.replica,
         )
 
-    def _process(self, now: proc.Stat) -> JobProcess | None:
-        """Return a process with its step and number, if it is of this job and node."""
+    def _process(self, now: proc.Stat, above: JobProcess | None) -> JobProcess | None:
+        """Return a process with its step and number, if it is of this job and node.
+
+        `above` is its parent, if that is of the job.
+        """
         directory = self._root / str(now.pid)
-        environ = proc.environ_of(directory)
+        try:
+            environ = proc.environ_of(directory)
+        except PermissionError:
+            contained = self.contained(now, {}, above)
+            self._hidden |= {now.pid} if contained is not None else set()
+            return contained
+        if self._variable not in environ:
+            return self.contained(now, environ, above)
         step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
         ours = environ.get(self._variable) == self._job
         here = environ.get("SLURMD_NODENAME", self._node) == self._node
@@ -325,15 +353,52 @@ class Ranks:
         # a rendezvous for more never forms.
         by_torchrun = "TORCHELASTIC_RUN_ID" in environ or tasks is None
         world = environ.get("WORLD_SIZE") if rank is not None and by_torchrun else tasks
+        program = step or SCRIPT
+        for of_rank, of_world, of_start in _MPI if rank is None else ():
+            # All tasks that mpirun starts on a node have one SLURM_PROCID; some have no step.
+            if of_rank in environ:
+                rank, world = _whole(environ[of_rank]), environ.get(of_world)
+                program = f"mpirun {environ.get(of_start, '') if of_start != 'PMI_ID' else step}"
         return JobProcess(
             directory=directory,
             pid=now.pid,
             parent=now.parent,
             group=now.group,
-            program=step or SCRIPT,
+            program=program,
             rank=rank,
             task=task,
             world=_whole(world) or 0,
+            meets=_meets(environ),
+        )
+
+    def contained(
+        self,
+        now: proc.Stat,
+        environ: Mapping[str, str],
+        above: JobProcess | None,
+        cgroup: str | None = None,
+    ) -> JobProcess | None:
+        """Return a process without the job's environment, by its parent or its cgroup."""
+        directory = self._root / str(now.pid)
+        if above is None and self._variable == "SLURM_JOB_ID":
+            if cgroup is None:
+                cgroup = (directory / "cgroup").read_text(errors="replace")
+            named = _CGROUP.search(cgroup)
+            step = named[2] if named and named[1] == self._job else ""
+            if step and step != self._own_step and step == (self._only_step or step):
+                program = SCRIPT if step == "batch" else step
+                above = JobProcess(directory, 0, 0, 0, program, rank=None, task=None)
+        if above is None:
+            return None
+        rank = _whole(environ.get("RANK"))
+        return above._replace(
+            directory=directory,
+            pid=now.pid,
+            parent=now.parent,
+            group=now.group,
+            rank=above.rank if rank is None else rank,
+            world=_whole(environ.get("WORLD_SIZE")) or above.world,
+            meets=_meets(environ) or above.meets,
         )
 
 
@@ -361,6 +426,12 @@ def ranks_without_heartbeat(
         while above is not None and above.number == processes[pid].number:
             claimed.add(above.pid)
             above = processes.get(above.parent)
+    # The daemons by which mpirun starts ranks are tasks of srun, and no ranks.
+    for process in processes.values():
+        launcher = processes.get(process.parent)
+        while launcher is not None and launcher.program != process.program:
+            claimed.add(launcher.pid)
+            launcher = processes.get(launcher.parent)
     for program in sorted({process.program for process in processes.values()}):
         members = [process for process in processes.values() if process.program == program]
         for root, number in _roots(members, processes):
@@ -376,7 +447,12 @@ def ranks_without_heartbeat(
             if not is_torchrun and not claimed & {root.pid, leaf.pid}:
                 voice = Recorder(number, leaf.directory)
                 yield Rank(
-                    pid=leaf.pid, program=program, rank=number, world=root.world, voice=voice
+                    pid=leaf.pid,
+                    program=program,
+                    rank=number,
+                    world=max(root.world, leaf.world),
+                    meets=leaf.meets,
+                    voice=voice,
                 )
 
 
@@ -400,6 +476,11 @@ def _roots(
         is_orphan = above is None and process.group != process.pid
         if number is not None and not same and not is_orphan:
             yield process, number
+
+
+def _meets(environ: Mapping[str, str]) -> str:
+    address = environ.get("MASTER_ADDR", "")
+    return f"{address}:{environ['MASTER_PORT']}" if address and "MASTER_PORT" in environ else ""
 
 
 def _whole(text: str | None) -> int | None:

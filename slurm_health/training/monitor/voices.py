@@ -262,7 +262,10 @@ def _stack(command: str, pid: int, until_s: float) -> tuple[Frame, ...]:
     # It takes a megabyte, and most agents never need it.
     from slurm_health.system.processes import run
 
-    argv = [command, "dump", "--nonblocking", "--json", "--pid", str(pid)]
+    # Only its own stack shows that a process waits in MPI, and only while it is paused.
+    with Path(f"/proc/{pid}/maps").open(errors="replace") as maps:
+        how = "--native" if any("/libmpi" in line for line in maps) else "--nonblocking"
+    argv = [command, "dump", how, "--json", "--pid", str(pid)]
     error = ""
     for _ in range(_TRIES):
         left_s = min(_STACK_S, until_s - time.monotonic())

@@ -11,6 +11,7 @@ cannot start, or dies, runs on unchanged.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import select
 import signal
@@ -27,6 +28,8 @@ from slurm_health.records.allocation import from_environ
 from slurm_health.records.errors import AllocationError, SlurmError
 from slurm_health.records.nodeset import expand, fold
 from slurm_health.records.script_records import EventKind, ProgressSeen
+from slurm_health.records.text import duration_text
+from slurm_health.system import WATCHED
 from slurm_health.system.processes import NOTHING, PIPE, Process, own_module, start_tied
 from slurm_health.system.slurm.client import Client
 from slurm_health.training.diagnosis.collected import NodeStates, SlurmView
@@ -78,6 +81,8 @@ class SlurmJob:
         self._environ = environ
         self._number = allocation.job_id
         self._name = allocation.array or str(allocation.job_id)
+        own = Path(WATCHED, f"{os.getuid()}.{allocation.job_id}")
+        self._sign = None if options.step else own
         self._options = (
             f"--node={self.here}",
             f"--step={options.step}",
@@ -88,6 +93,15 @@ class SlurmJob:
     def start(self, nodes: Sequence[str]) -> Process:
         """Start the agents of some nodes; raises OSError."""
         return start_in_job(self._number, nodes, self._options, self._environ, here=self.here)
+
+    def show(self, text: str) -> None:
+        """Leave the job's progress for root's health check, in the agent's mark of life."""
+        if self._sign is None:
+            return
+        with contextlib.suppress(OSError):  # the agent has not made it, or cannot
+            how = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            with os.fdopen(os.open(self._sign, how), "w") as file:
+                file.write(text)
 
     def left_of(self, nodes: Sequence[str]) -> Sequence[str]:
         """Return the nodes that the job still has, none if it has ended, all if Slurm is silent."""
@@ -128,6 +142,9 @@ class LocalTraining:
             command, environ=self._environ, stdin=PIPE, stdout=PIPE, stderr=NOTHING, signal_mask=()
         )
 
+    def show(self, _: str) -> None:
+        """Leave nothing: there is no job."""
+
     def left_of(self, nodes: Sequence[str]) -> Sequence[str]:
         """Return all of them: no Slurm takes any away."""
         return nodes
@@ -166,6 +183,7 @@ class Watch:
         self._recorded: ProgressSeen | None = None
         self._warned = False
         self._awaited: set[str] = set()  # files on servers that ranks have waited for
+        self._waits = ""  # what the last inspection showed, if it was no hang
 
     def run(self) -> None:
         """Watch.
@@ -247,6 +265,7 @@ class Watch:
             self._pulse.put_off(program, now_s, self._scale * _AGAIN_S)
             return
         standstill = self._pulse.judge(program, reports, now_s, silent)
+        self._waits = standstill.why_not
         if standstill.why_not:
             awaited = {rank.storage for rank in standstill.ranks if rank.storage}
             if awaited - self._awaited:  # each file once
@@ -281,6 +300,9 @@ class Watch:
         """
         samples = [s for program in self._pulse.programs.values() for s in program.samples]
         alive = [sample for sample in samples if not sample.gone]
+        if not any(program.pause_s for program in self._pulse.programs.values()):
+            self._waits = ""  # they get on
+        saved = self._pulse.saved
         stopped = sorted({(s.rank, s.node) for s in alive if s.state == STOPPED})[:_MOST_STOPPED]
         ages_s = [sample.age_s for sample in alive if sample.steps]
         line = self._pulse.line
@@ -303,18 +325,27 @@ class Watch:
             line=line.line if line else "",
             age_s=round(min(ages_s) if ages_s else now_s - line.last_s if line else 0.0, 1),
             beating=bool(ages_s),
+            saved=saved.saved if saved else "",
+            saved_age_s=round(now_s - saved.saved_s, 1) if saved else 0.0,
+            waits=self._waits,
         )
         before = self._recorded
-        news = before is None or (before.stopped, before.beating) != (
-            progress.stopped,
-            progress.beating,
+        news = before is None or any(
+            getattr(before, name) != getattr(progress, name)
+            for name in ("stopped", "beating", "saved", "waits")
         )
         pause_s = self._scale * _LATEST_S
         if before is not None and before.step != progress.step:
             pause_s = min(max(self._scale * _SOONEST_S, _OF_THE_TIME * since_s), pause_s)
         if news or now_s - self._recorded_s >= pause_s:
+            before_s = self._recorded_s
             self._recorded, self._recorded_s = progress, now_s
             self._events.record(progress, lossy=True)
+            steps = progress.step - before.step if before and before.step else 0
+            pace = f"{duration_text((now_s - before_s) / steps)} a step" if steps > 0 else ""
+            parts = (f"step {progress.step}" if progress.step else "", pace, progress.waits)
+            ago = f"checkpoint {duration_text(progress.saved_age_s)} ago" if progress.saved else ""
+            self._job.show(", ".join(filter(None, (*parts, ago))))
 
 
 def _script_ends_within(wait_s: float) -> bool:

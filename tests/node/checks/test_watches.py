@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.checks.watches import Watches
-from slurm_health.node.rules.finding import Finding, Status
+from slurm_health.node.rules.finding import UNWATCHED, Finding, Status
 from slurm_health.system import WATCHED
 from tests.node.checks.conftest import find_out, process
 from tests.support.sites import tree
@@ -45,11 +46,25 @@ UID = os.getuid()
 def test_a_job_that_runs_on_without_its_watch_is_named_with_how_long(signs: Signs) -> None:
     signs.touch(f"{UID}.12", 720)
     found = signs.found()
+    since = time.strftime("%H:%M", time.localtime(signs.machine.now_s - 720))
 
-    assert (found.status, found.text) == (
-        Status.WARN,
-        "not watched any more: job 12 (for 12 min)",
-    )
+    assert found.status is Status.WARN
+    assert found.text == f"jobs on this node are not watched since {since}: 12"
+    assert found.figures == {UNWATCHED: 1}
+
+
+def test_the_progress_that_a_watch_has_left_is_shown_in_one_line(signs: Signs) -> None:
+    signs.touch(f"{UID}.12", 0).write_text("step 7,\n\x1b[2Jcheckpoint 4 s ago")
+
+    assert signs.found().figures["12"] == "step 7, [2Jcheckpoint 4 s ago"
+
+
+def test_a_suspended_job_stands_still_with_its_watch(signs: Signs) -> None:
+    stopped = process(77, "python", "T")
+    tree(signs.machine.root, {**stopped, "/proc/77/environ": "A=1\0SLURM_JOB_ID=12\0"})
+    signs.touch(f"{UID}.12", 720)
+
+    assert signs.found().status is Status.PASS
 
 
 def test_a_watch_that_lives_passes_and_the_file_of_a_job_that_is_gone_is_removed(

@@ -22,6 +22,11 @@ from tests.support.standstills import (
     standstill,
 )
 
+IN_BARRIER, IN_RENDEZVOUS = (
+    (TRAIN, Frame("torch/distributed/distributed_c10d.py", 5000, name))
+    for name in ("barrier", "init_process_group")
+)
+
 
 def test_a_stopped_rank_is_named_with_its_process() -> None:
     diagnosed = found(standstill(rank(0), rank(1, (), state="T"), rank(2)))
@@ -47,6 +52,31 @@ def test_a_rank_outside_any_collective_points_to_its_own_host(
     assert (diagnosed.cause, diagnosed.ranks, diagnosed.nodes) == (cause, [1], ["n2"])
     assert words in diagnosed.description
     assert "ranks 0,2 wait in a collective" in diagnosed.description
+
+
+@pytest.mark.parametrize(
+    ("others", "culprit"),
+    [((IN_BACKWARD,) * 3, 1), ((IN_OTHER, IN_COLLECTIVE, IN_COLLECTIVE), 1)],
+)
+def test_a_rank_in_a_barrier_is_not_where_the_others_are_and_no_network_is_blamed(
+    others: tuple[tuple[Frame, ...], ...], culprit: int
+) -> None:
+    stacks = [others[0], IN_BARRIER, *others[1:]]
+    diagnosed = found(standstill(*(rank(number, stack) for number, stack in enumerate(stacks))))
+
+    assert (diagnosed.cause, diagnosed.ranks) == ("collectives-differ", [culprit])
+
+
+@pytest.mark.parametrize(
+    ("places", "ranks"), [(("n1:1", "n1:2", "n1:1"), [1]), (("n1:1",) * 3, [0, 1, 2])]
+)
+def test_who_has_another_address_of_a_rendezvous_that_never_forms_is_named(
+    places: tuple[str, ...], ranks: list[int]
+) -> None:
+    waiting = (rank(number, IN_RENDEZVOUS, meets=place) for number, place in enumerate(places))
+    diagnosed = found(standstill(*waiting))
+
+    assert (diagnosed.cause, diagnosed.ranks) == ("rendezvous-never-formed", ranks)
 
 
 def test_what_never_entered_by_the_flight_recorder_leads_on_to_where_it_is() -> None:

@@ -72,6 +72,22 @@ def test_a_training_whose_output_ends_stands_still_from_then_on(form: str) -> No
     assert age_s(lines, now_s) == pytest.approx(4 * READ_S)
 
 
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("Saving model checkpoint to out/checkpoint-500", True),
+        ("[rank0]: saved ckpt at step 500", True),
+        ("checkpoint ckpt/12.pt written in 3.1 s", True),
+        ("resumed from checkpoint out/checkpoint-500", False),
+        ("loading checkpoint shards: 50%", False),
+    ],
+)
+def test_a_line_that_names_a_checkpoint_as_written_is_kept(line: str, names: bool) -> None:
+    lines, now_s = read(["step 1\n", f"{line}\n", "step 2\n"])
+
+    assert (lines.saved, lines.saved_s) == ((line, now_s - READ_S) if names else ("", 0.0))
+
+
 def test_lines_torn_between_two_looks_are_put_together() -> None:
     text = "".join(f"step {n} loss 0.5\n" for n in range(400))
     lines, now_s = read(text[at : at + 100] for at in range(0, len(text), 100))

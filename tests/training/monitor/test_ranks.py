@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from slurm_health.preflight.supervisor.monitor_process import flight_environ
+from slurm_health.system import proc
 from slurm_health.training.diagnosis.samples import Doing, RankSample, place_of
 from slurm_health.training.monitor.ranks import (
     SCRIPT,
@@ -244,6 +245,54 @@ def test_torchruns_workers_are_ranks_and_torchrun_itself_is_none(
         path.write_text(SILENT)
         start(SILENT, shell=f'"$PYTHON" {path} "$3" "$4"; :', SLURM_PROCID=task, SLURM_STEP_ID="4")
     assert numbers() == [("3", 4), ("3", 5)]
+
+
+@pytest.mark.parametrize("environ", ["", "RANK=5 WORLD_SIZE=6"])
+def test_a_rank_in_a_container_that_hides_the_jobs_environment_is_of_the_task_that_started_it(
+    start: Start, environ: str
+) -> None:
+    namespaces = "unshare --user --map-root-user --pid --fork --mount-proc /bin/sh -c"
+    contained = f"""env -i {environ} {namespaces} '"$@"; :' sh "$PYTHON" "$@"; :"""
+    start(SILENT, shell=contained, SLURM_PROCID="2", SLURM_NTASKS="3")
+    (sample,) = on_node().sample()
+
+    assert (sample.program, sample.rank) == ("3", 5 if environ else 2)
+    assert sample.world == (6 if environ else 3)
+    assert inspected(on_node()).pid == sample.pid
+
+
+def test_a_process_that_no_task_started_is_of_the_step_that_its_cgroup_names(
+    start: Start,
+) -> None:
+    """A container's monitor leaves the step's processes; Slurm's cgroup holds it all the same."""
+    process = start(SILENT)
+    ranks = on_node()
+    now = proc.stat(Path(f"/proc/{process.pid}"))
+
+    def of(cgroup: str) -> str | None:
+        own = ranks.contained(now, {"RANK": "4"}, None, cgroup=f"0::/slurm/{cgroup}")
+        return own and f"{own.program} {own.rank}"
+
+    assert of(f"uid_0/job_{JOB}/step_0/task_0") == "0 4"
+    assert of(f"job_{JOB}/step_batch/user") == f"{SCRIPT} 4"
+    assert [of(f"job_{JOB}/step_9"), of("job_1/step_0"), of("")] == [None] * 3
+
+
+def test_mpiruns_ranks_are_one_program_with_its_numbers_and_its_daemons_are_no_ranks(
+    start: Start,
+) -> None:
+    """In the batch script and in a step of its daemons, where all have one SLURM_PROCID."""
+    of_mpi = "OMPI_COMM_WORLD_SIZE=3 PMIX_NAMESPACE=7 OMPI_COMM_WORLD_RANK"
+    start(SILENT, shell=f'{of_mpi}=0 "$PYTHON" "$@"; :', SLURM_STEP_ID="", SLURM_PROCID="0")
+    start(
+        SILENT,
+        shell=f'{of_mpi}=1 "$PYTHON" "$@" & {of_mpi}=2 "$PYTHON" "$@" & wait',
+        SLURM_PROCID="1",
+    )
+    eventually(lambda: len(numbers()) == 3, "three ranks")
+
+    assert numbers() == [("mpirun 7", rank) for rank in range(3)]
+    assert {sample.world for sample in on_node().sample()} == {3}
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A healthy job of one kind, which pauses as such jobs do: `healthy.py KIND`, a task each by srun.
+"""A healthy job that pauses as those of its kind do: `healthy.py KIND SCALE HOURS`, by srun.
 
-Pauses are those of a real job in a fifth of the time; the monitor's limits are a fifth as well.
+SCALE is that of all times: those of a real job, and the limits that they are measured against.
 """
 
 from __future__ import annotations
@@ -20,28 +20,31 @@ import urllib.request
 from datetime import timedelta
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
-KIND = sys.argv[1]
+KIND, SCALE, HOURS = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
+if KIND not in {"service", "notebook", "idle", "data"}:  # which are many at once, and small
+    import torch
+    import torch.distributed as dist
+UNTIL_S = time.monotonic() + 3600 * HOURS * SCALE
 RANK, WORLD = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
-PAUSE_S = 15.0  # 75 s of a real job
+PAUSE_S, STEP_S = 75 * SCALE, 2.5 * SCALE
 PTRACE_ATTACH, PTRACE_DETACH = 16, 17
 
 
 def work(for_s: float) -> None:
-    """Use a processor."""
+    """Use a quarter of a processor: the others of so many jobs need it, too."""
     until_s = time.monotonic() + for_s
     while time.monotonic() < until_s:
+        began_s = time.process_time()
         sum(range(10_000))
+        time.sleep(3 * (time.process_time() - began_s))
 
 
-def train(steps: int, step_s: float = 0.1, *, counts: bool = True) -> None:
+def train(steps: int, step_s: float = STEP_S, *, counts: bool = True) -> None:
     """Train some steps with the other ranks."""
     weights = torch.nn.Parameter(torch.ones(64))
     optimizer = torch.optim.SGD([weights], lr=0.01)
     for step in range(steps):
-        work(step_s)
+        time.sleep(step_s)
         weights.grad = torch.ones(64)
         dist.all_reduce(weights.grad)
         optimizer.step()
@@ -54,7 +57,7 @@ class SlowStorage(io.BytesIO):
 
     def write(self, data: Any, /) -> int:
         """Take some time."""
-        time.sleep(0.4)
+        time.sleep(2 * SCALE)
         return len(memoryview(data))
 
 
@@ -103,16 +106,18 @@ def serve() -> None:
 
     server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    for _ in range(40):
-        urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/").close()
-        time.sleep(0.2)
-    time.sleep(2 * PAUSE_S)
+    while time.monotonic() < UNTIL_S:
+        for _ in range(40):
+            urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/").close()
+            time.sleep(SCALE)
+        time.sleep(10 * PAUSE_S)
 
 
 def prepare_data() -> None:
     """Work in a pool of processes; ranks end one after another."""
     with multiprocessing.Pool(1) as pool:
-        pool.map(work, [PAUSE_S / 3] * (1 + 2 * RANK))
+        while time.monotonic() < UNTIL_S - RANK * 10 * PAUSE_S:
+            pool.map(work, [PAUSE_S / 3] * (1 + 2 * RANK))
 
 
 def pause() -> None:
@@ -137,21 +142,25 @@ def main() -> None:
     if KIND == "service":
         serve()
     elif KIND == "notebook":
-        asyncio.run(asyncio.sleep(3 * PAUSE_S))
+        asyncio.run(asyncio.sleep(UNTIL_S - time.monotonic()))
     elif KIND == "idle":
-        time.sleep(3 * PAUSE_S)
+        time.sleep(UNTIL_S - time.monotonic())
     elif KIND == "data":
         prepare_data()
     else:
         os.environ |= {"RANK": str(RANK), "WORLD_SIZE": str(WORLD)}
-        dist.init_process_group("gloo", timeout=timedelta(minutes=5))
-        if KIND == "accumulating":
-            train(6, step_s=PAUSE_S / 3, counts=False)
-        else:
-            train(2 if KIND == "compile" else 60)
-            pause()
-            dist.barrier()
-            train(20)
+        dist.init_process_group("gloo", timeout=timedelta(minutes=30))
+        left = torch.ones(1)
+        while left.item():
+            if KIND == "accumulating":
+                train(6, step_s=PAUSE_S / 3, counts=False)
+            else:
+                train(2 if KIND == "compile" else 60)
+                pause()
+                dist.barrier()
+                train(20)
+            left[0] = time.monotonic() < UNTIL_S
+            dist.broadcast(left, 0)
         dist.destroy_process_group()
 
 
