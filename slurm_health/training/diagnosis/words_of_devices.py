@@ -118,6 +118,7 @@ DEVICES: tuple[Row, ...] = (
         r"unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED",
         "a kernel failed on the GPU: it used memory that is not its own, or the GPU is broken",
         BLOCKING,
+        on=On.LAST_WORDS,
     ),
     Row(
         "no-such-gpu",
@@ -211,7 +212,7 @@ DEVICES: tuple[Row, ...] = (
         " has broken its own context",
         "look for errors of the driver at that time in the kernel's log of the node (Xid, amdgpu);"
         " if it fails on one node only, have that node checked",
-        on=On.CRASH,
+        on=On.LAST_WORDS | On.CRASH,
     ),
     Row(
         "gpu-not-supported",
@@ -232,5 +233,6 @@ DEVICES: tuple[Row, ...] = (
         "a kernel of a GPU library failed: its input is wrong, libraries of several releases of"
         " CUDA are mixed, or the GPU is broken",
         BLOCKING,
+        on=On.LAST_WORDS,
     ),
 )
