@@ -237,6 +237,14 @@ LAUNCHES: dict[str, Row] = {
         ),
         ("directory-missing", *CHECK),
     ),
+    "a script whose copy is gone": (
+        f"slurmstepd: error: execve(): {SCRIPT}: No such file or directory",
+        ("launch-failed", *CHECK),
+    ),
+    "the job's own directory": (
+        "slurmstepd: error: container_p_join: open failed /scratch/8/.active: No such file",
+        ("launch-failed", *CHECK),
+    ),
     "a configuration that Slurm's commands do not find": (
         "squeue: fatal: Could not establish a configuration source",
         ("slurm-silent", *RESTART),
@@ -384,6 +392,10 @@ ELSEWHERE: dict[str, Row] = {
     "a kernel of a library, in the log of a service": (
         "10:00 [E:onnxruntime] CUBLAS failure 13: CUBLAS_STATUS_EXECUTION_FAILED ; GPU=0",
         ("gpu-library-failed", *CHECK),
+    ),
+    "a filesystem, by a command": (
+        "cp: cannot stat '/scratch/a': Stale file handle\n",
+        ("filesystem-failed", *CHECK),
     ),
     "daemons of an MPI that did not start": (
         "An ORTE daemon has unexpectedly failed after launch and before\ncommunicating back",

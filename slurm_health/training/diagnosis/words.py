@@ -200,6 +200,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         r"|\[Errno (5|30|107|108|116|121)\]|\[Errno 110\][^:]* of a file",
         "a filesystem failed while the script used it",
         "check whether the path can be read on other nodes, and have the node checked",
+        on=On.LAST_WORDS,
     ),
     Row(
         "shared-memory-full",
@@ -380,6 +381,14 @@ EXCEPTIONS: tuple[Row, ...] = (
         "the rendezvous port was in use",
         "start again; choose MASTER_PORT by the job's id",
         Attribution.TRANSIENT,
+        on=On.LAST_WORDS,
+    ),
+    Row(
+        "launch-failed",
+        r"execve\(\): \S*/slurm_script: No such file|container_[gp]_join\b",
+        "slurmd could not start the job's script: its copy of the script, or the job's own"
+        " directory on the node, is gone",
+        "try another node and tell your administrator (SlurmdSpoolDir, slurmd's log there)",
         on=On.LAST_WORDS,
     ),
     Row(
