@@ -194,7 +194,7 @@ DEVICES: tuple[Row, ...] = (
         r"[Dd]river/library version mismatch",
         "the node's driver and its library are of different releases: it was updated without a"
         " reboot, or a container brings a library of its own",
-        "try another node and tell your administrator: a reboot, or loading the new driver, mends"
+        "try another node and tell your administrator: a reboot, or loading the new driver, repairs"
         " it; compare /proc/driver/nvidia/version with the library in the container",
         on=On.LAST_WORDS | On.SHARED,
     ),
