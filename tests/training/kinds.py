@@ -151,6 +151,25 @@ LEFTOVERS: dict[str, Row] = {
         of(1, "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
         ("no-gpu", *CHECK),
     ),
+    "kernels that several ranks compiled in one cache": (
+        of(2, "FileExistsError: [Errno 17] File exists: '/tmp/torch_extensions/ops'"),
+        ("cache-raced", *RESTART),
+    ),
+    "a kernel that another job removed from the cache": (
+        of(2, "ImportError: /home/a/.triton/cache/1/x.so: cannot stat: Stale file handle"),
+        ("cache-raced", *RESTART),
+    ),
+    "a warning of NCCL without a known reason": (
+        "n1:9:14 [1] misc/shmutils.cc:103 NCCL WARN Cuda failure 'invalid argument'",
+        ("script-failed", *CHECK),
+    ),
+    "shared memory that is not the same for all ranks": (
+        (
+            "n1:9:14 [0] NCCL WARN Error while attaching to shared memory segment /dev/shm/nccl-x"
+            " (size 192), error: No such file or directory (2)"
+        ),
+        ("shared-memory-removed", *CHECK),
+    ),
     "a GPU that NVML has lost": (
         "Unable to determine the device handle for GPU 0000:1C:00.0: Unknown Error",
         ("gpu-broken", *CHECK),
@@ -305,6 +324,20 @@ HOPELESS: dict[str, Row] = {
             "api.RendezvousConnectionError: The connection to the store has failed."
         ),
         ("rendezvous-never-formed", *CHECK),
+    ),
+    "a port in use of which torch only warned": (
+        (
+            "[W] [c10d] The server socket has failed to bind to [::]:12211 (errno: 98 - Address"
+            f" already in use).\n{of(1, f'{NCCL} unhandled system error')}"
+        ),
+        ("port-in-use", *RESTART),
+    ),
+    "an address that is none, in the log of torch": (
+        (
+            "[W] [c10d] The IPv6 network addresses of (/home/a/env.sh, 45458) cannot be retrieved"
+            " (gai error: -3 - Temporary failure in name resolution)."
+        ),
+        ("wrong-master-address", *STOP),
     ),
     "a registration with JAX that some tasks missed": (
         "Stopping the service as cluster registration failed: some tasks were never scheduled",

@@ -72,6 +72,10 @@ HIDDEN: dict[str, Row] = {
         ),
         ("illegal-access", *CHECK),
     ),
+    "a logger of vLLM": (
+        behind("(Worker pid=7, ip=10.0.0.3) ERROR 08-26 22:44:30 worker_base.py:382] "),
+        ("program-error", *STOP),
+    ),
     "a lost GPU in three lines of a kernel's log": (
         kernel(
             "n2",
@@ -227,6 +231,24 @@ LAUNCHES: dict[str, Row] = {
         ),
         ("container-not-started", *CHECK),
     ),
+    "a directory that the node lacks": (
+        quoted(
+            "slurmstepd: error: couldn't chdir to `/home/a': No such file: going to /tmp instead"
+        ),
+        ("directory-missing", *CHECK),
+    ),
+    "a script whose copy is gone": (
+        f"slurmstepd: error: execve(): {SCRIPT}: No such file or directory",
+        ("launch-failed", *CHECK),
+    ),
+    "the job's own directory": (
+        "slurmstepd: error: container_p_join: open failed /scratch/8/.active: No such file",
+        ("launch-failed", *CHECK),
+    ),
+    "a configuration that Slurm's commands do not find": (
+        "squeue: fatal: Could not establish a configuration source",
+        ("slurm-silent", *RESTART),
+    ),
     "munge, on the node that submits": (
         "sbatch: error: Munge encode failed: Failed to access the socket: No such file",
         ("munge-silent", *CHECK),
@@ -362,6 +384,18 @@ ELSEWHERE: dict[str, Row] = {
             "pdsh@n1: n3: ssh exited with exit code 255"
         ),
         ("ssh-failed", *CHECK),
+    ),
+    "an MPI that does not fit the launcher": (
+        quoted("*** An error occurred in MPI_Init_thread\n*** on a NULL communicator"),
+        ("launcher-failed", *CHECK),
+    ),
+    "a kernel of a library, in the log of a service": (
+        "10:00 [E:onnxruntime] CUBLAS failure 13: CUBLAS_STATUS_EXECUTION_FAILED ; GPU=0",
+        ("gpu-library-failed", *CHECK),
+    ),
+    "a filesystem, by a command": (
+        "cp: cannot stat '/scratch/a': Stale file handle\n",
+        ("filesystem-failed", *CHECK),
     ),
     "daemons of an MPI that did not start": (
         "An ORTE daemon has unexpectedly failed after launch and before\ncommunicating back",

@@ -52,6 +52,8 @@ _PREFIX = re.compile(
     r"(?:\[(?!rank\d)[A-Za-z_](?:[\w.-]*:|[A-Za-z_]*)\d{1,6}\]:\s?)?"
     r"(?:\[rank(?P<rank>\d{1,6})\]:\s?)?"
 )
+# Of the logger of vLLM: `ERROR 08-26 22:44:30 worker_base.py:382] `.
+_LOGGER = re.compile(r"ERROR \d\d-\d\d [\d:]{8} \[?[\w./-]{1,80}:\d{1,6}\] ")
 _TRACEBACK = re.compile(r"(?P<original>Original )?Traceback \(most recent call last\):")
 _TERMINATED = re.compile(r"terminate called after throwing an instance of '(?P<type>[^']*)'")
 _OF_CHILDREN = re.compile(
@@ -261,7 +263,7 @@ class _Reader:
         whole = _STAMP.sub("", whole, count=1)
         prefix = _PREFIX.match(whole)
         assert prefix is not None  # it may be empty
-        text = whole[prefix.end() :]
+        text = _LOGGER.sub("", whole[prefix.end() :], count=1)
         key = file, prefix[0].strip()
         stream = self._streams.get(key)
         if stream is None:

@@ -213,7 +213,7 @@ def why_ranks_waited(inference: Inference, data: DataManager) -> Inference | Non
             advice="find the sender: a launcher, scancel, or the script itself",
         )
     row = common(WAITS, errors) if errors else WAITS[-1]
-    if row is WAITS[0]:
+    if row is WAITS[0] or (row is WAITS[-1] and log and log.of("port-taken")):
         return _never_met(data)
     by_call: dict[str, list[RankFailure]] = {}  # by the function that a traceback ends in
     by_work: dict[str, list[RankFailure]] = {}  # by the work that a watchdog timed out
@@ -258,8 +258,10 @@ def why_ranks_waited(inference: Inference, data: DataManager) -> Inference | Non
 def warned_of_connections(inference: Inference, data: DataManager) -> Inference | None:
     """NCCL warned of its connections, and no process reported a failure."""
     log = data.get(TrainingLog)
-    kinds = ("adapter", "peer-gone", "nccl-warning")
-    if log is None or log.failures or not any(map(log.of, kinds)):
+    if log is None or log.failures:
+        return None
+    explained = any(known(fact.value) for fact in log.of("nccl-warning"))
+    if not (explained or log.of("adapter") or log.of("peer-gone")):
         return None
     lines = tuple(fact.text for fact in log.of("peer-gone")[:MOST_LINES])
     return _of_connections(WAITS[-1], replace(inference, evidence=lines), data)

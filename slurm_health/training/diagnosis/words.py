@@ -16,6 +16,10 @@ from slurm_health.training.framework import Attribution, Sureness
 _USER, _NODE, _UNDECIDED = Attribution.USER, Attribution.NODE, Attribution.UNDECIDED
 
 
+# What stands in front of an exception of `torch.load`, or about a file in a cache of kernels.
+_LOADING, _CACHE = "torch.load: ", "in a cache: "
+
+
 def _of_the_place(error: str) -> bool:
     """Return whether an exception is about a file or a module: figures do not cause it."""
     return kind_of(error) in OF_THE_PLACE
@@ -65,7 +69,7 @@ EXCEPTIONS: tuple[Row, ...] = (
     Row(
         "checkpoint-broken",
         # The first: torch.load, of a file that is shorter than its beginning promises.
-        r"^torch\.load: .*(?:\[Errno 22\]|EOFError)|PytorchStreamReader failed"
+        rf"^{_LOADING}.*(?:\[Errno 22\]|EOFError)|PytorchStreamReader failed"
         r"|failed finding central directory|pickle data was truncated"
         r"|[Ii]nvalid magic number; corrupt|unpickling stack underflow|SafetensorError"
         r"|InvalidHeaderDeserialization|Ran out of input|\bUnpicklingError"
@@ -125,10 +129,13 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
     Row(
         "shared-memory-removed",
-        r"unlink shared memory /dev/shm/nccl-.{1,80}No such file",
-        "a file of NCCL's was removed from the node's shared memory: systemd does that"
-        " when a user's last session ends, unless logind.conf has RemoveIPC=no",
-        "tell your administrator which node it is (RemoveIPC in logind.conf)",
+        r"(?:unlink shared memory|attaching to shared memory segment) /dev/shm/nccl-.{0,80}"
+        r"No such file",
+        "a file of NCCL's is not in the node's shared memory: systemd removes such files when a"
+        " user's last session ends, unless logind.conf has RemoveIPC=no; or ranks run in containers"
+        " with a /dev/shm of their own",
+        "tell your administrator which node it is (RemoveIPC in logind.conf); give the ranks of a"
+        " node one /dev/shm",
         on=On.LAST_WORDS,
     ),
     Row(
@@ -168,12 +175,32 @@ EXCEPTIONS: tuple[Row, ...] = (
         _USER,
     ),
     Row(
+        "directory-missing",
+        r"couldn't chdir to ",  # slurmstepd, which goes on in /tmp
+        "the directory that the job was submitted from does not exist on the node: a filesystem is"
+        " not mounted there, or nodes do not share it",
+        "look whether the node has it mounted (findmnt -T DIR); else submit from a directory that"
+        " all nodes share (--chdir)",
+        on=On.LAST_WORDS | On.SHARED,
+    ),
+    Row(
+        "cache-raced",
+        rf"^{_CACHE}",
+        "ranks or jobs that compile the same kernel removed each other's files in a cache that they"
+        " share, most often in the home directory",
+        "give every job and node a cache of its own, below /tmp: TRITON_CACHE_DIR,"
+        " TORCHINDUCTOR_CACHE_DIR, TORCH_EXTENSIONS_DIR",
+        Attribution.TRANSIENT,
+        Sureness.POSSIBLE,
+    ),
+    Row(
         "filesystem-failed",
         r"Input/output error|Stale file handle|Transport endpoint is not connected"
         r"|transport endpoint shutdown|Read-only file system|Remote I/O"
         r"|\[Errno (5|30|107|108|116|121)\]|\[Errno 110\][^:]* of a file",
         "a filesystem failed while the script used it",
         "check whether the path can be read on other nodes, and have the node checked",
+        on=On.LAST_WORDS,
     ),
     Row(
         "shared-memory-full",
@@ -185,7 +212,7 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
     Row(
         "locked-memory-limit",  # whose reason is that there is no memory
-        r"(?:ibv|mlx5dv)_(?:reg|create)_\w{1,20}(?:\(.{0,30}\))? failed.{0,80}"
+        r"cannot create cq|(?:ibv|mlx5dv)_(?:reg|create)_\w{1,20}(?:\(.{0,30}\))? failed.{0,80}"
         r"Cannot allocate memory",
         "an adapter of InfiniBand or RoCE could not lock memory: most often the limit of the"
         " job's processes is low (ulimit -l)",
@@ -342,7 +369,7 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
     Row(
         "host-out-of-memory",
-        r"^(?:torch\.load: )?(?:[\w.]*\._?\w*)?MemoryError|[Cc]annot allocate memory"
+        rf"^(?:{_LOADING})?(?:[\w.]*\._?\w*)?MemoryError|[Cc]annot allocate memory"
         r"|bad_alloc|\[Errno 12\]|due to the node running low on memory",
         "the process got no more memory from its node",
         "ask for more memory (--mem), or use less of it per node",
@@ -357,6 +384,14 @@ EXCEPTIONS: tuple[Row, ...] = (
         on=On.LAST_WORDS,
     ),
     Row(
+        "launch-failed",
+        r"execve\(\): \S*/slurm_script: No such file|container_[gp]_join\b",
+        "slurmd could not start the job's script: its copy of the script, or the job's own"
+        " directory on the node, is gone",
+        "try another node and tell your administrator (SlurmdSpoolDir, slurmd's log there)",
+        on=On.LAST_WORDS,
+    ),
+    Row(
         "munge-silent",
         r"[Mm]unge encode failed|error: .{0,40}Protocol authentication error",
         "munge gave no credential for a command of Slurm: its daemon does not run on that node",
@@ -365,7 +400,8 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
     Row(
         "slurm-silent",
-        r"Unable to contact slurm controller|Socket timed out on send/recv",
+        r"Unable to contact slurm controller|Socket timed out on send/recv"
+        r"|Could not establish a configuration source",
         "Slurm's controller did not answer a command of the script",
         "start again when it answers (scontrol ping)",
         Attribution.TRANSIENT,
@@ -388,6 +424,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         "a service on the network, or the way to it, did not answer the program",
         "check whether the service answers from a node; keep downloads in a local cache"
         " (HF_HUB_OFFLINE=1)",
+        unless=lambda error: "network addresses of (" in error,  # of the rendezvous
         on=On.LAST_WORDS,
     ),
     Row(
@@ -416,7 +453,7 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
     Row(
         "network-interface-missing",
-        r"no socket interface found|with family \d+ is neither AF_INET"
+        r"no socket interface found|Socket creation failed : |with family \d+ is neither AF_INET"
         r"|Unable to find address for: |Unable to find interface for: ",
         "NCCL or gloo has no network interface for the rendezvous: NCCL_SOCKET_IFNAME or"
         " GLOO_SOCKET_IFNAME names one that does not exist or is down, or there is none",
@@ -462,9 +499,10 @@ EXCEPTIONS: tuple[Row, ...] = (
         "launcher-failed",
         r"ORTE daemon has unexpectedly failed|ORTE was unable to reliably start"
         r"|PRTE .{0,40}(?:daemon|lost communication)|A daemon .{0,60}died unexpectedly"
-        r"|[Uu]nable to launch .{0,40}bstrap_proxy|HYD\w+ .{0,80}(?:failed|error)",
-        "MPI's launcher could not start its daemons on all nodes, or lost one: a node, the network"
-        " between them, or an MPI that does not fit this Slurm",
+        r"|[Uu]nable to launch .{0,40}bstrap_proxy|HYD\w+ .{0,80}(?:failed|error)"
+        r"|error (?:occurred )?in P?MPI_Init",
+        "MPI could not start, or its launcher lost a daemon: a node, the network between them, or"
+        " an MPI that does not fit this Slurm",
         "start the ranks by srun (--mpi=pmix); if mpirun is needed, try srun hostname on the nodes"
         " first",
         sureness=Sureness.POSSIBLE,
@@ -511,6 +549,10 @@ EXCEPTIONS: tuple[Row, ...] = (
 
 # The file that Python names behind an error of the system: its name may be anything.
 _FILE = re.compile(r"""(\[Errno \d+\] [^:'"]+): (?:'[^']*'|"[^"]*")""")
+_OF_A_CACHE = re.compile(
+    r"(?=.*(?:\.triton/|triton_cache|torch_extensions|torchinductor|inductor_cache))"
+    r".*(?:No such file or directory: |File exists: |Resource busy: |Stale file handle)"
+)
 _FILE_TIMED_OUT = re.compile(r"""(\[Errno 110\] [^:'"]+): (?:'/[^']*'|"/[^"]*")""")
 
 
@@ -518,5 +560,6 @@ def known(error: str, *, loading: bool = False) -> Row | None:
     """Return the row of an exception, None if no row fits; `loading`: `torch.load` raised it."""
     # That a connection timed out is no filesystem's; that a file did, is.
     text = _FILE_TIMED_OUT.sub(r"\1 of a file", error)
-    text = ("torch.load: " if loading else "") + _FILE.sub(r"\1", text)
+    text = (_LOADING if loading else "") + _FILE.sub(r"\1", text)
+    text = (_CACHE if _OF_A_CACHE.match(error) else "") + text
     return next((row for row in EXCEPTIONS if row.fits(text)), None)

@@ -118,6 +118,7 @@ DEVICES: tuple[Row, ...] = (
         r"unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED",
         "a kernel failed on the GPU: it used memory that is not its own, or the GPU is broken",
         BLOCKING,
+        on=On.LAST_WORDS,
     ),
     Row(
         "no-such-gpu",
@@ -193,7 +194,7 @@ DEVICES: tuple[Row, ...] = (
         r"[Dd]river/library version mismatch",
         "the node's driver and its library are of different releases: it was updated without a"
         " reboot, or a container brings a library of its own",
-        "try another node and tell your administrator: a reboot, or loading the new driver, mends"
+        "try another node and tell your administrator: a reboot, or loading the new driver, repairs"
         " it; compare /proc/driver/nvidia/version with the library in the container",
         on=On.LAST_WORDS | On.SHARED,
     ),
@@ -211,7 +212,7 @@ DEVICES: tuple[Row, ...] = (
         " has broken its own context",
         "look for errors of the driver at that time in the kernel's log of the node (Xid, amdgpu);"
         " if it fails on one node only, have that node checked",
-        on=On.CRASH,
+        on=On.LAST_WORDS | On.CRASH,
     ),
     Row(
         "gpu-not-supported",
@@ -232,5 +233,6 @@ DEVICES: tuple[Row, ...] = (
         "a kernel of a GPU library failed: its input is wrong, libraries of several releases of"
         " CUDA are mixed, or the GPU is broken",
         BLOCKING,
+        on=On.LAST_WORDS,
     ),
 )

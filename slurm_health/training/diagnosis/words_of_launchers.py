@@ -30,7 +30,7 @@ _OF_A_PEER = re.compile(
     r"|DDP expects same model .{0,80} inconsistent 0 params"
     # gloo that connects all ranks, and the coordination service of JAX
     r"|connectFullMesh failed|DEADLINE_EXCEEDED|waiting for clients"
-    r"|Horovod has been shut down|No route to host"
+    r"|Horovod has been shut down|No route to host|network addresses of \(|client socket has "
     r"|cluster registration failed"
     # A signal that a launcher or a user sends to all ranks.
     r"|^KeyboardInterrupt\b"
