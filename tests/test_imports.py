@@ -33,6 +33,7 @@ LIGHT = {
     "the command line": Light("slurm_health.cli.main", (*HEAVY, *SELDOM)),
     "the command of a check": Light("slurm_health.cli.check", (*HEAVY, *SELDOM)),
     "the command of an agent": Light("slurm_health.cli.agent", (*HEAVY, *SELDOM)),
+    "run, which lives as long as a training": Light("slurm_health.torchrun.train"),
     "the report": Light(
         "slurm_health.report.read, slurm_health.report.text, slurm_health.report.export"
     ),

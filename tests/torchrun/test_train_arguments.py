@@ -13,6 +13,8 @@ import pytest
 from slurm_health.records.errors import ConfigError, UsageError
 from slurm_health.torchrun import train
 from slurm_health.torchrun.arguments import Arguments
+from slurm_health.torchrun.place import TaskPlace
+from slurm_health.torchrun.starts import Training
 from slurm_health.torchrun.train import read
 
 PYTHON = f"--python={sys.executable}"
@@ -127,3 +129,10 @@ def test_an_interpreter_without_torch_is_named(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 1
     assert f"--python: {sys.executable}: cannot load torchrun: No module" in done.stderr
+
+
+def test_more_nodes_than_there_are_cannot_be_had() -> None:
+    place = TaskPlace(nodes=("n1", "n2"), node="n1", start="7.0.1", job_id=7)
+    arguments = parsed("--nnodes=3", "train.py")
+    with pytest.raises(UsageError, match="--nnodes=3: there are fewer nodes here: 2"):
+        Training("python3", arguments, {}, place)
