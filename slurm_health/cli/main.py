@@ -6,6 +6,7 @@ Each command has a module, which is loaded when the command is called or describ
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import io
 import logging
@@ -71,6 +72,20 @@ class Commands(click.Group):
         command = getattr(module, cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command of a word; for a mistyped one the error has the nearest name."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as err:
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if near:
+                raise click.UsageError(
+                    f"No such command '{args[0]}'; did you mean {near[0]}?", ctx
+                ) from err
+            raise
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what each command does, without loading any."""

@@ -26,6 +26,7 @@ import msgspec
 from slurm_health import __version__
 from slurm_health.preflight import config
 from slurm_health.preflight.chosen_probes import chosen_phases, why_light
+from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.master import priors
 from slurm_health.preflight.master.job_environment import environ_after
 from slurm_health.preflight.master.master import Master, MasterSettings
@@ -201,6 +202,7 @@ def _lead(
         settings={
             "python": python,
             "check": arguments.check,
+            "paths": config.storage_paths(JobSpec(), environ),
             "nnodes": within.text,
             "exclude_straggler": exclude_slow,
             **{name: value for name, value in arguments.own.items() if name == "setup"},

@@ -85,7 +85,7 @@ def test_without_any_word_the_help_is_shown_and_the_code_says_that_nothing_was_d
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["chek"], "No such command 'chek'"),
+        (["chek"], "No such command 'chek'; did you mean check?"),
         (["check", "--jurnal", "x"], "--journal"),
         (["report", "12", "--jsn"], "--json"),
         (["report", "--html"], "JOBID"),

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from tests.lab import Lab, storage_faults
-from tests.lab.installed_site import Site
+from tests.lab.installed_site import COMMAND, DEADLINE_S, Site, eventually
 from tests.lab.storage_faults import FAULTS, NODES, SIZE_MB
 
 pytestmark = [
@@ -72,4 +73,55 @@ def test_a_job_on_a_server_that_hangs_goes_on_or_stops_as_its_user_wants(
     assert output.count("the server or the way to it is at fault, no node") == 1
     assert site.drained() == {}
     site.assert_nothing_left()
+    site.lab.wait_nodes()
+
+
+@pytest.mark.torch
+def test_run_trains_without_a_node_whose_mount_is_read_only(site: Site) -> None:
+    script = site.script("hello.py", "import os; print('one of', os.environ['WORLD_SIZE'])\n")
+    where = storage_faults.directory(site.lab)
+    argv = ["srun", "-N4", COMMAND, "run", "--network-check", "--nnodes=3:4", script]
+    with storage_faults.read_only(site.lab, "n3"):
+        ran = site.lab.run(argv, user="alice", cwd=where, check=False, deadline_s=2 * DEADLINE_S)
+    assert (ran.returncode, ran.stdout) == (0, "one of 3\n" * 3), ran
+    assert f"storage {where}" in ran.stderr
+    assert "is read-only, and is well on" in ran.stderr
+
+
+TRAINING = """\
+import os, sys, time
+from slurm_health import heartbeat
+with open(f"{sys.argv[1]}/ckpt-{os.environ['SLURM_PROCID']}", "wb", buffering=0) as file:
+    for step in range(10**6):
+        heartbeat.step(step)
+        file.write(b"x")
+        os.fsync(file.fileno())
+        print("step", step, flush=True)
+        time.sleep(0.5)
+"""
+
+
+@pytest.mark.timeout(600)
+def test_ranks_that_wait_for_storage_are_named_with_file_server_and_number(site: Site) -> None:
+    where = storage_faults.directory(site.lab)
+    site.script("save.py", TRAINING)
+    options = ("-N3", "--ntasks-per-node=1", "--no-requeue", "--output=saved-%j.txt")
+    command = ("--wrap", f"exec srun {sys.executable} save.py {where}")
+    job = site.submit("--check=storage", f"--paths={where}", *options, *command)
+    output = site.lab.home("alice") / f"saved-{job}.txt"
+
+    def text() -> str:
+        return output.read_text() if output.exists() else ""
+
+    eventually(site, lambda: "step 40" in text(), "steps", 200)
+    with storage_faults.hung_server(site.lab, "n1"):
+        eventually(site, lambda: "waits for storage" in text(), "the reason", 200)
+    line = next(line for line in text().splitlines() if "waits for storage" in line)
+    assert line.startswith("slurm-health: monitor: paused for ")
+    assert f"waits for storage, {where}/ckpt-" in line
+    assert line.endswith("as do 2 more")
+    eventually(site, lambda: text().count("step ") > 200, "further steps", 200)
+    site.lab.run(["scancel", str(job)])
+    site.ended(job)
+    assert "no step for" not in text()
     site.lab.wait_nodes()

@@ -531,7 +531,7 @@ def who_gets_on(standstill: Standstill, limits: Limits) -> tuple[str, float]:
         limit_s = limits.reading_s if place.doing is Doing.LOADING else limits.storage_s
         limit_s = max(limit_s, standstill.allowance_s)
         slow = rank.state == IN_KERNEL or place.doing is Doing.CHECKPOINT
-        if slow and stalled_s < limit_s:
+        if (slow or rank.storage) and stalled_s < limit_s:
             what = f"storage, {rank.storage}" if rank.storage else "storage or a device"
             others = sum(bool(other.storage) for other in alive if other is not rank)
             also = f", as do {others} more" if rank.storage and others else ""

@@ -226,6 +226,16 @@ def test_what_may_go_on_is_no_hang_for_minutes(training: Training, why: str) -> 
     assert why in verdicts[-1].why_not
 
 
+def test_a_wait_for_a_server_is_a_pause_for_two_minutes_whatever_its_state() -> None:
+    awaited = "/ckpt/a.pt (srv:/ckpt)"
+    waits = {"state": "S", "stack": OWN_CODE, "storage": awaited}
+    after_s, verdicts = watched(Training(LONG, of_last=waits), LONG + 600)
+
+    assert f"waits for storage, {awaited}" in verdicts[0].why_not
+    assert after_s is not None
+    assert 120 <= after_s <= 150
+
+
 @pytest.mark.parametrize(
     "training",
     [
