@@ -25,6 +25,7 @@ BENCHMARKS = {
     "localize": ("localize", "how often the localisation is right, beside DLRover's rule"),
     "monitor": ("monitor_cost", "what the monitor costs on each node, and per step of a training"),
     "replay": ("replay", "what is said of recordings of real clusters: ARGS=DIR"),
+    "owners": ("owners", "is every event of a job sent once to its owner, whatever breaks"),
     "watch": ("watch", "a watch that nobody asked for: are hangs reported, and healthy jobs not"),
     "storage": ("storage_clients", "what the test of storage asks of a server: 256 clients"),
     "scale": ("scale", "what a check of up to 16,384 simulated nodes costs"),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a watch that no user asked for reports: hangs of five kinds of jobs, and healthy jobs.
 
-    python -m benchmarks.watch                                28 scenes 4 times, 1,000 job-hours
+    python -m benchmarks.watch                                25 scenes 4 times, 1,000 job-hours
     python -m benchmarks.watch --runs 1 --healthy-hours 0     a quick look
     python -m benchmarks.watch --only ddp/link --runs 2       one scene
     python -m benchmarks.watch --results FILE                 goes on where it stopped
@@ -159,8 +159,8 @@ class Bench:
     def _submit(self, plan: Plan, *words: str, text: str) -> int:
         name = f"{plan.kind}-{plan.how or 'healthy'}-{plan.number}.sh"
         script = self._site.script(name, text)
-        argv = ["sbatch", "--parsable", "--overcommit", "--output=out-%j.txt", *words, script]
-        return int(self._site.lab.run(argv, user="alice").stdout)
+        argv = ["sbatch", "--parsable", "--overcommit", "--mem=100", "--output=out-%j.txt"]
+        return int(self._site.lab.run([*argv, *words, script], user="alice").stdout)
 
     def _text(self, starts: str, scale: float, words: str) -> str:
         watched = _WATCHED.format(python=sys.executable, scale=scale, after_s=_AFTER_S * scale)
@@ -344,6 +344,8 @@ def main() -> int:
     done = [run for run in kept(options.results) if "begun" not in run]
     had = {(run["kind"], run["how"], run["number"]) for run in done}
     left = [plan for plan in wanted if (plan.kind, plan.how, plan.number) not in had]
+    keys = {(plan.kind, plan.how, plan.number) for plan in wanted}
+    done = [run for run in done if (run["kind"], run["how"], run["number"]) in keys]
     bench = None
     if left and not options.table:
         end_as_on_interrupt()

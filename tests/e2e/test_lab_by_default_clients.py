@@ -144,6 +144,30 @@ def test_a_job_that_a_program_asks_for_over_rest_is_checked(site: Site) -> None:
     assert site.read("rest.out") == "rest 2\n" * 2
 
 
+# What each client submits when it is only to be watched.
+WAITS = {
+    "sbatch": "import subprocess\nprint(subprocess.check_output(['sbatch', '--parsable', '-N2',"
+    " '--wrap=srun sleep 300'], text=True))",
+    "submitit": SUBMITIT.partition("jobs = ")[0]
+    + "import time\nprint(executor.submit(time.sleep, 280).job_id)",
+    "REST": REST.replace("srun sh -c 'echo rest $SLURM_NTASKS'", "srun sleep 300"),
+}
+
+
+@pytest.mark.slow
+@needs("submitit")
+@pytest.mark.skipif(not SLURMRESTD, reason="slurmrestd is not installed")
+def test_what_any_client_submits_is_watched_without_a_change(site: Site) -> None:
+    jobs = {c: python(site, text, str(SLURMRESTD))[0].strip() for c, text in WAITS.items()}
+    for job in jobs.values():
+        site.wait_record(job, "progress_seen", writer="monitor")
+    shown = {client: site.report(job)["runs"][-1]["script"]["seen"] for client, job in jobs.items()}
+    for job in jobs.values():
+        site.lab.run(["scancel", job], user="alice")
+
+    assert {client: seen["node"][0] for client, seen in shown.items()} == dict.fromkeys(WAITS, "n")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not SNAKEMAKE, reason="snakemake, with its Slurm executor, is not on PATH")
 def test_each_job_of_a_workflow_of_snakemake_is_checked(site: Site) -> None:

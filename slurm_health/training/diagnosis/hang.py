@@ -274,6 +274,8 @@ def waits_differ(_: Inference, scene: Scene) -> Inference | None:
     apart = by_name.keys() & _NOT_IN_BACKWARD
     if len(by_name.keys() - (set() if apart else {"backward"})) < 2 or scene.outside:
         return None
+    if scene.standstill.paths:  # ranks in groups of their own stop one after another
+        return None
     # Who has gone to one for all ranks has left the others behind.
     few = min(by_name, key=lambda name: (name not in apart, len(by_name[name])))
     few = (

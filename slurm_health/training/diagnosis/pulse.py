@@ -494,6 +494,8 @@ class Pulse:
             limit_s = limits.loading_s
         elif places and places <= {Doing.LOADING, Doing.CHECKPOINT}:
             limit_s = limits.unknown_s
+        elif any(rank.awaits_storage for rank in apart):
+            limit_s = limits.storage_s
         elif places:
             limit_s = limits.alone_s
         elif "gpu-activity" in standstill.unavailable:
