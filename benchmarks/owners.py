@@ -25,8 +25,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from benchmarks.check_table import machine_facts, machine_line
 from benchmarks.command import keep, kept
+from benchmarks.results import machine_facts, machine_line
 from tests.lab import Lab, processes
 from tests.lab.installed_site import Site
 
