@@ -42,6 +42,7 @@ from slurm_health.training.diagnosis.samples import (
     nodes_of,
     ranks_of,
     shared_end,
+    where_line,
     who,
 )
 from slurm_health.training.framework import (
@@ -65,9 +66,7 @@ _ADVICE = {
     Doing.CHECKPOINT: "look at the filesystem that the checkpoint goes to, as this node sees it",
     Doing.OWN_CODE: "look at this line of the script, and at what it waits for on this node",
 }
-_NOT_IN_BACKWARD = frozenset(
-    ("barrier", "monitored_barrier", "broadcast", "broadcast_object_list", "all_gather_object")
-)
+_NOT_IN_BACKWARD = {"barrier", "monitored_barrier", "broadcast", "all_gather_object"}
 _LOST_STATES = ("DOWN", "NOT_RESPONDING", "*")  # of a node, as Slurm writes them
 
 Placed = list[tuple[RankSample, StackPlace]]
@@ -272,17 +271,13 @@ def waits_differ(_: Inference, scene: Scene) -> Inference | None:
         by_name.setdefault(place.what, []).append(rank)
     # A backward pass may be in any other collective.
     apart = by_name.keys() & _NOT_IN_BACKWARD
-    if len(by_name.keys() - (set() if apart else {"backward"})) < 2 or scene.outside:
+    differ = len(by_name.keys() - (set() if apart else {"backward"})) > 1
+    # Where a connection is broken, ranks in groups of their own stop one after another.
+    if not differ or scene.outside or scene.standstill.paths:
         return None
-    if scene.standstill.paths:  # ranks in groups of their own stop one after another
-        return None
-    # Who has gone to one for all ranks has left the others behind.
-    few = min(by_name, key=lambda name: (name not in apart, len(by_name[name])))
-    few = (
-        few
-        if 2 * len(by_name[few]) < len(scene.ranks)
-        else min(by_name, key=lambda n: len(by_name[n]))
-    )
+    # Not the many; and who has gone to one for all ranks has left the others behind.
+    many = {what for what, ranks in by_name.items() if 2 * len(ranks) >= len(scene.ranks)}
+    few = min(by_name, key=lambda what: (what in many, what not in apart, len(by_name[what])))
     places = "; ".join(f"{ranks_text(ranks_of(r))} in {what}" for what, r in by_name.items())
     return _about(
         by_name[few],
@@ -306,22 +301,14 @@ def never_met(_: Inference, scene: Scene) -> Inference | None:
     places = Counter(rank.meets for rank in ranks)
     others, most = places.most_common(1)[0]
     apart = [rank for rank in ranks if rank.meets != others] if most > len(ranks) / 2 else []
+    what = f"{ranks_text(ranks_of(ranks))} wait in the rendezvous for others that do not come"
     if apart:
-        return _about(
-            apart,
-            name="rendezvous-never-formed",
-            description=f"{who(apart)} {_have(apart)} another address of the rendezvous"
-            f" ({apart[0].meets or 'none'}) than the others ({others})",
-            attribution=Attribution.USER,
-            sureness=Sureness.LIKELY,
-            evidence=tuple(where_line(*at) for at in inside[:MOST_LINES]),
-            advice="give all ranks the same MASTER_ADDR and MASTER_PORT",
-        )
+        other = f"{who(apart)} {_have(apart)} another address of the rendezvous"
+        what = f"{other} ({apart[0].meets or 'none'}) than the others ({others})"
     return _about(
-        ranks,
+        apart or ranks,
         name="rendezvous-never-formed",
-        description=f"{ranks_text(ranks_of(ranks))} wait in the rendezvous for others that do not"
-        " come",
+        description=what,
         attribution=Attribution.USER,
         sureness=Sureness.LIKELY,
         evidence=tuple(where_line(*at) for at in inside[:MOST_LINES]),
@@ -603,15 +590,6 @@ class HangDiagnostician(Diagnostician):
 
 def _about(ranks: Sequence[RankSample], **more: Any) -> Inference:
     return Inference(nodes=nodes_of(ranks), ranks=ranks_of(ranks), **more)
-
-
-def where_line(rank: RankSample, place: StackPlace) -> str:
-    """Return the place of a rank: its line, its activity, its process's state."""
-    what = f" {place.what}" if place.what else ""
-    at = f" at {place.at}" if place.at else ""
-    state = f", state {rank.state}" if rank.state else ""
-    kernel = f", {rank.kernel}" if rank.kernel else ""
-    return f"rank {rank.rank} on {rank.node}{at}: {place.doing.value}{what}{state}{kernel}"
 
 
 def _have(ranks: Sequence[RankSample]) -> str:

@@ -324,6 +324,15 @@ def who(ranks: Sequence[RankSample]) -> str:
     return ranks_text(ranks_of(ranks)) + (f" on {listed(nodes)}" if nodes else "")
 
 
+def where_line(rank: RankSample, place: StackPlace) -> str:
+    """Return the place of a rank: its line, its activity, its process's state."""
+    what = f" {place.what}" if place.what else ""
+    at = f" at {place.at}" if place.at else ""
+    state = f", state {rank.state}" if rank.state else ""
+    kernel = f", {rank.kernel}" if rank.kernel else ""
+    return f"rank {rank.rank} on {rank.node}{at}: {place.doing.value}{what}{state}{kernel}"
+
+
 class BrokenPath(msgspec.Struct, frozen=True, kw_only=True):
     """TCP connections of the job between two nodes on which `node` retransmits without an answer.
 
