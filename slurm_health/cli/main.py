@@ -6,7 +6,6 @@ Each command has a module, which is loaded when the command is called or describ
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import io
 import logging
@@ -80,6 +79,8 @@ class Commands(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as err:
+            import difflib
+
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
             if near:
                 raise click.UsageError(

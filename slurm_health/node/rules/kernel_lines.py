@@ -13,8 +13,7 @@ and continues with the kernel's own words right behind it. Pure.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -346,7 +345,7 @@ def is_evidence(line: str) -> bool:
 _RESET = "reset the GPU"
 _REBOOT = "reboot the node; when it comes back, have the hardware inspected"
 _REMEDIES = {_RESET: Remedy.RESET, _REBOOT: Remedy.REBOOT}
-_LOST = 79
+LOST = 79
 
 
 def _row(
@@ -538,7 +537,7 @@ def device_error(line: str) -> KernelError | None:
     if match := re.match(XID, line):
         known = of_xid(int(match["number"]), match["text"])
     elif match := re.match(LOST_GPU, line):
-        known = of_xid(_LOST)
+        known = of_xid(LOST)
     elif match := re.match(SXID, line):
         known = of_sxid(int(match["number"]), match["word"] or "", match["text"])
     else:
@@ -588,21 +587,3 @@ def explained(words: str) -> KernelError | None:
         return of_xid(number) if number in XIDS else None
     named = next((error for error in all_errors() if error.name == words), None)
     return named or of_line(without_stamp(words))
-
-
-def most_telling(lines: Sequence[str], most: int) -> tuple[str, ...]:
-    """Return at most `most` lines, those with most information, in their order.
-
-    The latest line of every kind comes before a second one of any kind, and faults come first, so
-    a flood of lines about one error takes no room from another.
-    """
-    counts: Counter[tuple[str, str, Status]] = Counter()
-    ranked = []
-    for place, line in reversed([*enumerate(lines)]):
-        named = lost_gpu_named(line)
-        error = of_xid(_LOST) if named else of_line(line)
-        status = error.status if error else Status.PASS
-        kind = (error.name, named or error.bus, status) if error else ("", "", status)
-        ranked.append((counts[kind], status is not Status.NODE_FAULT, -place))
-        counts[kind] += 1
-    return tuple(lines[place] for place in sorted(-rank[2] for rank in sorted(ranked)[:most]))

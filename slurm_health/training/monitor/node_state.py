@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,10 +28,13 @@ from slurm_health.node.rules.kernel_lines import (
     ANY_XID,
     FAULTS,
     HUNG_TASK,
+    LOST,
     OUT_OF_MEMORY,
     WARNINGS,
     XID,
-    most_telling,
+    lost_gpu_named,
+    of_line,
+    of_xid,
 )
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import Unmeasured
@@ -331,3 +335,21 @@ def within(state: NodeState, most_bytes: int) -> NodeState:
             return shorter
     kernel = most_telling(state.kernel, 5)
     return replaced(without, kernel=kernel, state=state.state[:5], left=state.left[:5])
+
+
+def most_telling(lines: Sequence[str], most: int) -> tuple[str, ...]:
+    """Return at most `most` lines, those with most information, in their order.
+
+    The latest line of every kind comes before a second one of any kind, and faults come first, so
+    a flood of lines about one error takes no room from another.
+    """
+    counts: Counter[tuple[str, str, Status]] = Counter()
+    ranked = []
+    for place, line in reversed([*enumerate(lines)]):
+        named = lost_gpu_named(line)
+        error = of_xid(LOST) if named else of_line(line)
+        status = error.status if error else Status.PASS
+        kind = (error.name, named or error.bus, status) if error else ("", "", status)
+        ranked.append((counts[kind], status is not Status.NODE_FAULT, -place))
+        counts[kind] += 1
+    return tuple(lines[place] for place in sorted(-rank[2] for rank in sorted(ranked)[:most]))

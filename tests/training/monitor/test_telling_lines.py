@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.node.rules.kernel_lines import most_telling
+from slurm_health.training.monitor.node_state import most_telling
 
 LOST = "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, name=x, GPU has fallen off the bus."
 LINK = "NVRM: Xid (PCI:0000:3b:00): 149, NETIR_LINK_EVT  {word} XC0 i0 Link 01 (0x0)"
