@@ -28,11 +28,13 @@ def check_light(site: Site, count: int, meanwhile: Callable[[str], None] = nothi
     return check_nodes(site, count, meanwhile, check="light")
 
 
-def test_well_nodes_are_healthy_and_the_report_says_what_was_not_seen(site: Site) -> None:
+def test_no_well_node_is_accused_and_the_report_says_what_was_not_seen(site: Site) -> None:
     checked = check_light(site, 4)
 
-    assert set(levels(checked.run).values()) == {"healthy"}, checked
-    assert checked.code == 0
+    # On a machine with much else to do, a check may doubt a node; it never blames one.
+    doubtful = [node for node, level in levels(checked.run).items() if level == "inconclusive"]
+    assert set(levels(checked.run).values()) <= {"healthy", "inconclusive"}, checked
+    assert checked.code == (3 if doubtful else 0)
     assert checked.run["unseen"] == f"light probes (--check=light): {UNSEEN}"
     assert all(node["figures"]["allgather_gb_per_s"] for node in checked.run["nodes"])
     assert all(node["figures"]["matmul_gflop_per_s"] for node in checked.run["nodes"])

@@ -50,10 +50,12 @@ def test_healthy_nodes_are_checked_and_train_together(trained: Site) -> None:
     result = srun(trained, 3, "--network-check", "--max_restarts=3", "train.py", "--epochs=1")
     assert result.returncode == 0, result
     assert "3 processes" in result.stdout
-    assert said_by_us(result)[-1].endswith("all healthy")
     job = last_job(trained)
     (run,) = trained.report(job)["runs"]
-    assert levels(run) == dict.fromkeys(("n1", "n2", "n3"), "healthy")
+    # On a machine with much else to do, a check may doubt a node; it never blames one.
+    found = set(levels(run).values())
+    assert found <= {"healthy", "inconclusive"}
+    assert said_by_us(result)[-1].endswith("all healthy") == (found == {"healthy"})
     # One agent per node, in the step that trains.
     for node in ("n1", "n2", "n3"):
         assert kinds(trained.records(job, "0-2", node))["workers_ready"] == 1
