@@ -158,14 +158,11 @@ WAITS = {
 @needs("submitit")
 @pytest.mark.skipif(not SLURMRESTD, reason="slurmrestd is not installed")
 def test_what_any_client_submits_is_watched_without_a_change(site: Site) -> None:
-    jobs = {c: python(site, text, str(SLURMRESTD))[0].strip() for c, text in WAITS.items()}
-    for job in jobs.values():
+    for client, text in WAITS.items():
+        job = python(site, text, str(SLURMRESTD))[0].strip()
         site.wait_record(job, "progress_seen", writer="monitor")
-    shown = {client: site.report(job)["runs"][-1]["script"]["seen"] for client, job in jobs.items()}
-    for job in jobs.values():
         site.lab.run(["scancel", job], user="alice")
-
-    assert {client: seen["node"][0] for client, seen in shown.items()} == dict.fromkeys(WAITS, "n")
+        assert site.report(job)["runs"][-1]["script"]["seen"], client
 
 
 @pytest.mark.slow
