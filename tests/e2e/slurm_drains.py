@@ -337,7 +337,8 @@ def _one(site: HookedSite, node: str, name: str, release: str) -> bool:
         if name == "silent":  # slurmd runs no health check before it answers
             _look_is_due(site, node)
             site.health_check(node)
-            time.sleep(2)
+            listed = f'"node":"{node}"'
+            _until(site, lambda: listed in site.on(node, "cat", f"{site.shared}/slurm.json"), node)
         states = [site.lab.node_state(node)["State"]]
         while len(states) < 5 and ("DRAIN" in states[-1] or "DOWN" in states[-1]):
             site.health_check(node)

@@ -36,13 +36,13 @@ from slurm_health.training.monitor.voices import (
     read_stacks,
 )
 
-_RUN = ("slurm-health", "slurm_health")  # `run` starts a torchrun
 SCRIPT = "script"  # processes of the batch script itself belong to no step
 # The names of interpreters; torch renames its main thread for profilers.
 _INTERPRETERS = ("python", "pypy", "pt_main")
 _OURS = "slurm_health"
 # Between a failure and a restart a torchrun that srun started has no ranks, and is none itself.
-_TORCHRUN = ("torchrun", "quiet_torchrun.py", "torch.distributed.run")
+# `slurm-health run` is such a process too.
+_TORCHRUN = ("torchrun", "quiet_torchrun.py", "torch.distributed.run", "slurm-health", _OURS)
 # Of Open MPI's mpirun and of Hydra's: which rank, of how many, and of which start.
 _MPI = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"),
@@ -443,7 +443,7 @@ def ranks_without_heartbeat(
                 leaf = max(below, key=lambda process: proc.stat(process.directory).cpu_s)
             # torchrun, ours or torch's, stands right behind the interpreter.
             names = [word.rpartition("/")[2] for word in leaf.words[1:4]]
-            is_torchrun = root.rank is None and not {*_TORCHRUN, *_RUN}.isdisjoint(names)
+            is_torchrun = root.rank is None and not {*_TORCHRUN}.isdisjoint(names)
             if not is_torchrun and not claimed & {root.pid, leaf.pid}:
                 voice = Recorder(number, leaf.directory)
                 yield Rank(
