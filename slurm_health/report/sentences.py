@@ -30,7 +30,7 @@ from slurm_health.records.text import (
     ranks_text,
     signal_text,
 )
-from slurm_health.records.verdict import Level, LinkVerdict, Outcome, Severity
+from slurm_health.records.verdict import Level, LinkVerdict, Outcome, Severity, StorageVerdict
 from slurm_health.report.story import Round, Run, Script
 
 _EVIDENCE_CHARACTERS = 240
@@ -85,10 +85,20 @@ def levels_text(run: Run) -> str:
         return unchecked.text(run.unchecked)
     if not run.judged:
         return run.note or (f"no verdict: {run.reason}" if run.reason else "no verdict")
-    bad = (Level.FAULTY, Level.SLOW, Level.INCONCLUSIVE)
-    parts = [f"{nodes_text(run.named(level))} {WORDS[level]}" for level in bad if run.named(level)]
-    storage = [f"storage {v.path} not well ({v.blame.value})" for v in run.storage]
-    return ", ".join([*(parts or ["all healthy"]), *links_text(run.paths, run.leaves), *storage])
+    nodes = [(node.node, node.level) for node in run.nodes]
+    return _verdict_text(nodes, links_text(run.paths, run.leaves), run.storage)
+
+
+def _verdict_text(
+    nodes: Sequence[tuple[str, Level | None]], links: list[str], storage: Iterable[StorageVerdict]
+) -> str:
+    bad = [
+        f"{nodes_text(names)} {word}"
+        for level, word in WORDS.items()
+        if (names := [name for name, its in nodes if its is level])
+    ]
+    mounts = [f"storage {path.path} not well ({path.blame.value})" for path in storage]
+    return ", ".join([*(bad or ["all healthy"]), *links, *mounts])
 
 
 WORDS = {Level.FAULTY: "faulty", Level.SLOW: "slow", Level.INCONCLUSIVE: "undecided"}
@@ -261,13 +271,9 @@ def record_text(record: records.Record, script: str) -> str:
             return f"began to check {nodes_text(nodes)}"
         case records.MasterStopped(reason=reason, job=job):
             return f"the check was stopped by {reason}{f': {job}' if job else ''}"
-        case records.VerdictReached(nodes=nodes, paths=paths, leaves=leaves):
-            bad = [
-                f"{nodes_text(names)} {word}"
-                for level, word in WORDS.items()
-                if (names := [node.node for node in nodes if node.level is level])
-            ]
-            return f"verdict: {', '.join([*(bad or ['all healthy']), *links_text(paths, leaves)])}"
+        case records.VerdictReached(nodes=nodes, paths=paths, leaves=leaves, storage=storage):
+            levels = [(node.node, node.level) for node in nodes]
+            return f"verdict: {_verdict_text(levels, links_text(paths, leaves), storage)}"
         case records.ActionIntended(action=action, nodes=nodes):
             return f"going to {act_text('plain', action, nodes)}"
         case records.ActionDone(action=action, nodes=nodes, succeeded=well, detail=detail):

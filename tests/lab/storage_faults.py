@@ -194,6 +194,16 @@ FAULTS: dict[str, tuple[Fault, str, str]] = {
 }
 
 
+def settled(lab: Lab) -> bool:
+    """Return whether every node can write what a check writes, as it can without a fault."""
+    at = f"{directory(lab)}/settled-$(hostname)"
+    write = f"dd if=/dev/zero of={at} bs=1M count=9 conv=fsync && rm {at}"
+    return not any(
+        lab.run(["sh", "-c", write], user="alice", node=node, check=False).returncode
+        for node in lab.nodes
+    )
+
+
 def check(lab: Lab) -> dict[str, Any]:
     """Check the storage of all nodes; return what `check --json` says."""
     words = ["--check=storage", f"--paths={directory(lab)}", "--json"]
@@ -258,6 +268,8 @@ def run_all(lab_name: str, runs: int, results: Path) -> int:
                 kinds = [other for other in FAULTS if _kind(other) == _kind(name)]
                 if done[_kind(name)] > number or kinds[number % len(kinds)] != name:
                     continue
+                # Servers and clients learn one by one that the fault before is gone.
+                lab.wait_until(lambda: settled(lab), bool, "every node to write again", FREED_S)
                 node, load = random.choice(lab.nodes), os.getloadavg()[0]
                 with fault(lab, node):
                     begun_s = time.monotonic()

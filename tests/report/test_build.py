@@ -16,11 +16,17 @@ from slurm_health.records.records import (
     Sampled,
     VerdictReached,
 )
-from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
+from slurm_health.records.verdict import (
+    Level,
+    LinkVerdict,
+    NodeVerdict,
+    StorageBlame,
+    StorageVerdict,
+)
 from slurm_health.report.acts import acts_of
 from slurm_health.report.build import run_of
 from slurm_health.report.read import load, read_run
-from slurm_health.report.sentences import figure_key
+from slurm_health.report.sentences import figure_key, record_text
 from slurm_health.report.story import Act, Node, Progress, Run, State, Story
 from tests.support.journals import (
     Clock,
@@ -375,3 +381,12 @@ def test_an_act_that_failed_keeps_its_cause() -> None:
     failed = [act for act in acts_of(entries) if act.progress is Progress.FAILED]
 
     assert [(act.nodes, act.detail) for act in failed] == [(("n5",), "n5: drained by admin")]
+
+
+def test_the_timeline_names_storage_that_is_no_nodes_fault() -> None:
+    bad = StorageVerdict(path="/data", blame=StorageBlame.SERVER, level=Level.FAULTY, reason="hung")
+    well = NodeVerdict(node="n1", level=Level.HEALTHY)
+
+    text = record_text(VerdictReached(nodes=[well], storage=[bad]), "train.sh")
+
+    assert text == "verdict: all healthy, storage /data not well (server)"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ def test_a_mount_is_drafted_to_be_written_only_where_jobs_write(tmp_path: Path) 
     text, _ = draft(tree(tmp_path / "machine", {**WELL, "/proc/self/mounts": lines}), node="n1")
     loaded = site.load(write_site(tmp_path / "etc", text))
 
+    assert tomllib.loads(text)["paths"] == ["/home"]  # what every check tests, on all nodes
     found = [each.check for each in loaded.planned]
     drafted = {each.path: each.writable for each in found if isinstance(each, Filesystem)}
     assert drafted == {**dict.fromkeys(points, False), "/": True, "/local": True, "/ro": False}
