@@ -245,6 +245,7 @@ def failure_of(
             if start.cause and start.plan == CheckNodes.kind
         ),
         steps=tuple(start.step for start in (*earlier, last)),
+        saved=tuple(start.saved for start in (*earlier, last)),
     )
 
 
@@ -260,6 +261,7 @@ class _Start:
         plan: the action after its failure.
         left: the job went on without one of its nodes after that.
         step: the last one that the monitor recorded.
+        saved: the last line that names a checkpoint, by the monitor.
     """
 
     attempt: Path
@@ -269,6 +271,7 @@ class _Start:
     plan: str = ""
     left: bool = False
     step: int = 0
+    saved: str = ""
 
 
 def _starts(directory: Path) -> list[_Start]:
@@ -305,8 +308,9 @@ def _starts(directory: Path) -> list[_Start]:
                     began = True
                 case TrainingEvent(event=EventKind.HANG) as hang:
                     pass
-                case ProgressSeen(step=step):
+                case ProgressSeen(step=step, saved=saved):
                     starts[-1].step = max(step, starts[-1].step)
+                    starts[-1].saved = saved or starts[-1].saved
                 case ActionIntended(action=Action.END_SCRIPT):
                     starts[-1].hang = hang
                 case Diagnosed() as cause:

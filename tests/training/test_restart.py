@@ -261,14 +261,16 @@ def test_a_failure_in_the_same_words_counts_across_a_requeue_until_a_node_is_lef
     assert what_follows(cause, job).kind == follows
 
 
-def test_the_last_step_of_every_start_is_known(scene: Scene) -> None:
-    for time_s, steps in ((10.0, (40, 120)), (20.0, ()), (30.0, (90,))):
+def test_the_last_step_and_checkpoint_of_every_start_are_known(scene: Scene) -> None:
+    for time_s, steps in ((10.0, ((40, "saved a.pt"), (120, ""))), (20.0, ()), (30.0, ((90, ""),))):
         scene.started(time_s)
-        for step in steps:
-            seen = ProgressSeen(node="n1", step=step)
+        for step, saved in steps:
+            seen = ProgressSeen(node="n1", step=step, saved=saved)
             journal.Writer(scene.run, journal.MONITOR, partial(float, time_s + 1)).append(seen)
 
-    assert scene.failure(*NODES).steps == (0, 120, 0, 90)
+    failure = scene.failure(*NODES)
+    assert failure.steps == (0, 120, 0, 90)
+    assert failure.saved == ("", "saved a.pt", "", "")
 
 
 def test_how_long_a_check_took_is_known_by_its_verdict(tmp_path: Path) -> None:

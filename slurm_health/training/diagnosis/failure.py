@@ -50,6 +50,7 @@ _PROBABILITY = {"possible": 0.5, "likely": 0.9, "certain": 0.99}
 UNSEEN_BY_CHECKS = frozenset({"node-lost", "memory-broken", "launch-refused", "launch-failed"})
 _MOST_OF_A_KIND = 2  # restarts after hangs of one cause that blames no node
 _LOOP = 3  # starts in a row, none of which came further than the first of them
+_TIMES = re.compile(r"\d{4}[-/]\d\d[-/]\d\d|\d+(?::\d+)+[.,\d]*")
 
 
 class JobAtFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +70,7 @@ class JobAtFailure(msgspec.Struct, frozen=True, kw_only=True):
         checked: those of them after which a check judged all nodes healthy, and since which the
             job has left no node: a node that a check judged faulty explains earlier failures.
         steps: the last step of every start so far, by the monitor, this one last; 0: unknown.
+        saved: the last line of each that names a checkpoint, by its output; empty: none.
     """
 
     batch_node: str
@@ -83,6 +85,7 @@ class JobAtFailure(msgspec.Struct, frozen=True, kw_only=True):
     before: tuple[Diagnosed, ...] = ()
     checked: tuple[Diagnosed, ...] = ()
     steps: tuple[int, ...] = ()
+    saved: tuple[str, ...] = ()
 
 
 class FailureNodeDiagnostician(Diagnostician):
@@ -162,8 +165,12 @@ class FailureDiagnostician(Diagnostician):
             reason = f"{what} ({Attribution.USER}): the same again would fail again"
             return StopJob(reason=reason, evidence=evidence, diagnosed=cause)
         loop = job.steps[-_LOOP:]
-        if len(loop) == _LOOP and all(loop) and max(loop[1:]) <= loop[0]:
+        # A script may count its steps anew: what it saves tells such starts apart, not when.
+        first, *later = (_TIMES.sub("", line) for line in job.saved[-_LOOP:] or ("",))
+        saves = any(line and line != first for line in later)
+        if len(loop) == _LOOP and all(loop) and max(loop[1:]) <= loop[0] and not saves:
             reason = f"{what}; {_LOOP} starts in a row came no further than step {loop[0]}"
+            reason += " and saved no other checkpoint"
             return StopJob(reason=reason, evidence=evidence, diagnosed=cause)
         if job.hang is not None:
             return _after_hang(job.hang, job, evidence)

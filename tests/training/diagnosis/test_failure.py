@@ -236,19 +236,22 @@ def test_a_hang_in_the_scripts_own_code_or_data_is_not_restarted(name: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("steps", "stops"),
+    ("steps", "saved", "stops"),
     [
-        ((120, 120, 120), True),
-        ((80, 120, 118, 119), True),
-        ((120, 121, 90), False),  # the second came further
-        ((120, 120), False),
-        ((120, 0, 120), False),  # of one start no step is known
+        ((120, 120, 120), (), True),
+        ((80, 120, 118, 119), (), True),
+        ((120, 121, 90), (), False),  # the second came further
+        ((120, 120), (), False),
+        ((120, 0, 120), (), False),  # of one start no step is known
+        ((120, 120, 120), ("saved step-100.pt", "saved step-200.pt", ""), False),
+        ((120, 120, 120), ("", "", "saved step-100.pt"), False),
+        ((120, 120, 120), ("07:01:10 saved step-100.pt", "", "07:09:33 saved step-100.pt"), True),
     ],
 )
 def test_three_starts_in_a_row_that_come_no_further_are_the_last(
-    steps: tuple[int, ...], stops: bool
+    steps: tuple[int, ...], saved: tuple[str, ...], stops: bool
 ) -> None:
-    action = follows(cause(Attribution.UNDECIDED), steps=steps)
+    action = follows(cause(Attribution.UNDECIDED), steps=steps, saved=saved)
 
     assert isinstance(action, StopJob if stops else CheckNodes)
     assert ("came no further than step 120" in action.reason) is stops
