@@ -163,6 +163,14 @@ class Scene:
         return () if known else self.ranks
 
     @property
+    def waits_by_sockets(self) -> bool:
+        """Whether nodes get no answer, and ranks are at most in code of their own."""
+        known = any(rank.gone or rank.state == STOPPED or rank.gpu_waits for rank in self.ranks)
+        known |= self.collectives.difference is not None
+        own = all(place.doing is Doing.OWN_CODE for _, place in self.placed)
+        return self.standstill.is_cut and own and not known
+
+    @property
     def awaiting_servers(self) -> list[RankSample]:
         """The ranks outside of collectives that wait for a file on a server."""
         waiting = self.standstill.waiting
@@ -389,6 +397,8 @@ def rank_elsewhere(inference: Inference, scene: Scene) -> Inference | None:
     # Unlike code of its own, a loader or a checkpoint does not wait for other ranks.
     known = (place.doing for _, place in held_up_by if place.doing is not Doing.OWN_CODE)
     doing = next(known, Doing.OWN_CODE)
+    if scene.waits_by_sockets:
+        return None
     same = [(rank, place) for rank, place in held_up_by if place.doing is doing]
     ranks = [rank for rank, _ in same]
     one = len(ranks) == 1
@@ -468,16 +478,16 @@ class HostHangChecker(HangOperator):
 def network_of_group(_: Inference, scene: Scene) -> Inference | None:
     """The network between nodes: by broken connections, or by exclusion.
 
-    All ranks are alive in the same collective, and none leaves it; or no rank has a stack, and
-    connections between nodes of the job get no answer. The node that all broken connections share
-    is named, if there is one.
+    All ranks are alive in the same collective, and none leaves it; or connections between nodes of
+    the job get no answer, and stacks show nothing better. The node that all broken connections
+    share is named, if there is one.
     """
     inside, paths = scene.inside, scene.standstill.paths
     ranks: Sequence[RankSample] = [rank for rank, _ in inside]
     alike = scene.collectives.difference is None and waits_differ(_SYMPTOM, scene) is None
     if 2 <= len(scene.ranks) == len(inside) and alike:
         what = f"all ranks are in a collective ({inside[0][1].what}) and none leaves it"
-    elif paths and scene.silent and not scene.awaiting_files:
+    elif scene.waits_by_sockets and not (scene.awaiting_files or scene.awaiting_servers):
         what, ranks = "data between nodes of the job is not answered", scene.ranks
     else:
         return None

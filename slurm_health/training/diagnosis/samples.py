@@ -388,16 +388,23 @@ class Standstill(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def is_cut(self) -> bool:
+        """Whether data between nodes of the job is not answered.
+
+        A broken connection to a peer outside the job is a user's that has left, not a rank's; but
+        the addresses of a silent node are not known.
+        """
+        return any(path.peer in self.nodes for path in self.paths) or bool(
+            self.paths and self.silent
+        )
+
+    @property
     def is_definitely_hung(self) -> bool:
         """Whether there is evidence that no start or pause explains: not only waits of ranks.
 
-        Such are a stopped rank, if not all are stopped; unanswered data between nodes of the job; a
-        silent node while connections are broken.
+        Such is a stopped rank, if not all are stopped, or data that is not answered.
         """
-        # A broken connection to a peer outside the job is a user's that has left, not a rank's.
-        within = any(path.peer in self.nodes for path in self.paths)
-        silent = bool(self.paths and self.silent)
-        return 0 < len(self.stopped) < len(self.ranks) or within or silent
+        return 0 < len(self.stopped) < len(self.ranks) or self.is_cut
 
 
 def paths_between(reports: Mapping[str, NodeReport]) -> tuple[BrokenPath, ...]:

@@ -109,6 +109,17 @@ def test_where_nobody_leaves_the_node_to_which_all_broken_connections_lead_is_na
     assert "every broken connection leads to n2" in diagnosed.description
 
 
+def test_ranks_that_wait_for_each_other_by_sockets_alone_wait_for_the_network() -> None:
+    paths = (BrokenPath(node="n1", peer="n2", retransmits=6),)
+    elsewhere = (TRAIN, Frame("train.py", 31, "receive"))
+    stacks = (IN_OWN_CODE, elsewhere, IN_OWN_CODE)
+    ranks = [rank(number, stack) for number, stack in enumerate(stacks)]
+
+    assert found(standstill(*ranks)).cause == "rank-elsewhere"
+    diagnosed = found(standstill(*ranks, paths=paths))
+    assert (diagnosed.cause, diagnosed.nodes) == ("network-of-group", ["n1", "n2"])
+
+
 def test_a_node_to_which_a_connection_is_broken_too_is_silent_and_not_accused() -> None:
     path = BrokenPath(node="n1", peer="n2", retransmits=6)
     diagnosed = found(standstill(rank(0), rank(1, ()), rank(2), paths=(path,), silent=("n2",)))
