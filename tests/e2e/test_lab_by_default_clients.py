@@ -151,15 +151,32 @@ WAITS = {
     "submitit": SUBMITIT.partition("jobs = ")[0]
     + "import time\nprint(executor.submit(time.sleep, 280).job_id)",
     "REST": REST.replace("srun sh -c 'echo rest $SLURM_NTASKS'", "srun sleep 300"),
+    "Snakemake": """
+import subprocess, sys, time
+from pathlib import Path
+
+rule = 'rule train:\\n    output: "trained"\\n    resources: nodes=2, tasks=2, mpi="srun"'
+rule += ', runtime=5, mem_mb=100\\n    shell: "{resources.mpi} -n {resources.tasks} sleep 300"'
+Path("Snakefile").write_text(rule)
+words = ["--executor=slurm", "--jobs=1", "--slurm-no-account", "--slurm-status-command=squeue"]
+words += ["--default-resources", "slurm_partition=main"]
+with open("snakemake.log", "w") as log:
+    subprocess.Popen([sys.argv[2], *words], stdout=log, stderr=log, start_new_session=True)
+ask = ["squeue", "--noheader", "--states=PENDING,RUNNING", "--format=%i"]
+while not (job := subprocess.check_output(ask, text=True)):
+    time.sleep(0.2)
+print(job)
+""",
 }
 
 
 @pytest.mark.slow
 @needs("submitit")
 @pytest.mark.skipif(not SLURMRESTD, reason="slurmrestd is not installed")
+@pytest.mark.skipif(not SNAKEMAKE, reason="snakemake, with its Slurm executor, is not on PATH")
 def test_what_any_client_submits_is_watched_without_a_change(site: Site) -> None:
     for client, text in WAITS.items():
-        job = python(site, text, str(SLURMRESTD))[0].strip()
+        job = python(site, text, str(SLURMRESTD), str(SNAKEMAKE))[0].strip()
         site.wait_record(job, "progress_seen", writer="monitor")
         site.lab.run(["scancel", job], user="alice")
         assert site.report(job)["runs"][-1]["script"]["seen"], client
