@@ -55,23 +55,23 @@ def clean(older_than_s: float, dry_run: bool, yes: bool, journal: str | None) ->
     page = page_here()
     notes = page.paragraph(f"slurm-health: {running.why_not}") if stay and running.why_not else []
     for why, journals in stay.items():
-        jobs = ", ".join(each.job for each in journals[:_FEW])
+        jobs = ", ".join(one.job for one in journals[:_FEW])
         more = f" and {len(journals) - _FEW} more" if len(journals) > _FEW else ""
         notes += page.paragraph(f"slurm-health: left, because {why}: job {jobs}{more}")
     click.echo("".join(f"{line}\n" for line in notes), err=True, nl=False)
     if dry_run and go:
         rows = [("JOB", "SIZE", "LAST WRITTEN", "CLUSTER")]
-        for each in go:
-            size = cleaning.size_text(each.size_bytes)
-            rows.append((each.job, size, moment_text(each.written_s), each.cluster))
+        for one in go:
+            size = cleaning.size_text(one.size_bytes)
+            rows.append((one.job, size, moment_text(one.written_s), one.cluster))
         lines = page.table(rows, align=("right", "right", "left"))
         print_lines(lines)
-    all_bytes = cleaning.size_text(sum(each.size_bytes for each in own))
+    all_bytes = cleaning.size_text(sum(one.size_bytes for one in own))
     there = counted(len(own), "journal")
     if not go:
         print_result(f"nothing to remove: {there}, {all_bytes}\n")
     else:
-        going_bytes = cleaning.size_text(sum(each.size_bytes for each in go))
+        going_bytes = cleaning.size_text(sum(one.size_bytes for one in go))
         print_result(f"{len(go)} of {there}, {going_bytes} of {all_bytes}\n")
     if dry_run:
         return ExitCode.HEALTHY
@@ -80,13 +80,13 @@ def clean(older_than_s: float, dry_run: bool, yes: bool, journal: str | None) ->
         click.echo("slurm-health: nothing was removed", err=True)
         return ExitCode.HEALTHY
     failed = False
-    for each in go:
+    for one in go:
         try:
-            why = cleaning.remove(root, each)
+            why = cleaning.remove(root, one)
         except OSError as err:
             failed = True
             why = f"it could not be removed: {err.strerror or err}"
         if why:
-            click.echo(f"slurm-health: job {each.job} is left: {why}", err=True)
+            click.echo(f"slurm-health: job {one.job} is left: {why}", err=True)
     cleaning.remove_leftovers(root, go)
     return ExitCode.UNAVAILABLE if failed else ExitCode.HEALTHY

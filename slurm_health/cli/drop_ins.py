@@ -32,7 +32,10 @@ class PassesOn(click.Command):
     def format_options(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         """Describe our options, and what Slurm fills in."""
         with formatter.section("Options"):
-            rows = [(f"--{each.name} {each.metavar}".strip(), each.help) for each in self._options]
+            rows = [
+                (f"--{option.name} {option.metavar}".strip(), option.help)
+                for option in self._options
+            ]
             formatter.write_dl([*rows, ("-h, --help", "Show this text.")], col_max=24)
         formatter.write_paragraph()
         formatter.write_text(_FILLED_IN)

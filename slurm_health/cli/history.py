@@ -118,20 +118,20 @@ def lemons(
             replace_file(output, text.encode())
         return ExitCode.HEALTHY
     if standings is not None:
-        if not any(each.nodes for each in clusters):
+        if not any(cluster.nodes for cluster in clusters):
             raise JournalError(
                 root,
                 f"the journals here hold no check, so {standings} was left as it is; where journals"
                 " lie in users' homes, a fleet has no common one: set journal = a shared directory"
                 f" in {site} (documentation: admin/install.md)",
             )
-        by_cluster = {each.cluster: each.nodes for each in clusters}
+        by_cluster = {cluster.cluster: cluster.nodes for cluster in clusters}
         replace_file(standings, published(by_cluster, now_s=now_s))
     page = page_here()
     document = answers.document("clusters", clusters, unread)
     print_answer(document, answers.lemons_text(clusters, page), as_json=as_json)
     click.echo(answers.unread_text(unread, page), err=True, nl=False)
-    bad = any(node.level is Reliability.LEMON for each in clusters for node in each.nodes)
+    bad = any(node.level is Reliability.LEMON for cluster in clusters for node in cluster.nodes)
     return ExitCode.BAD_NODES if bad else ExitCode.HEALTHY
 
 
@@ -162,5 +162,5 @@ def open_index(root: Path) -> Iterator[Index]:
 
         path = index.index_path(root, os.environ)
         opened = index.opened(path, root, now_s=time.time(), progress=progress)
-    with opened as found:
-        yield found
+    with opened as runs:
+        yield runs

@@ -139,6 +139,6 @@ def exit_code_of(results: list[CheckResult]) -> ExitCode:
 
     if node_faults(results):
         return ExitCode.BAD_NODES
-    if any(each.status is Status.INCONCLUSIVE for each in results):
+    if any(result.status is Status.INCONCLUSIVE for result in results):
         return ExitCode.INCONCLUSIVE
     return ExitCode.HEALTHY

@@ -178,9 +178,9 @@ def requeue_helper(directory: Path, move: str) -> int:
     from slurm_health.preflight.acting.requeue_helper import Move
     from slurm_health.system.slurm.client import Client
 
-    told = from_json(move, Move)
+    decoded = from_json(move, Move)
     client = Client(os.environ)
     here = os.environ.get("SLURMD_NODENAME", "")
-    with telling_owner(told, os.environ):
-        released = release_elsewhere(told, directory=directory, client=client, here=here)
+    with telling_owner(decoded, os.environ):
+        released = release_elsewhere(decoded, directory=directory, client=client, here=here)
     return int(ExitCode.HEALTHY if released else ExitCode.UNAVAILABLE)

@@ -58,9 +58,9 @@ def nodes(context: click.Context, config: str | None, as_json: bool) -> int:
     nodes = slurm.nodes()
     ends = any("COMPLETING" in node.states for node in nodes.values())
     completing = slurm.completing() if ends else ()
-    found = listing.listing(site, nodes, time.time(), completing)
-    print_answer(found, listing.text(found, time.time()), as_json=as_json)
-    return ExitCode.BAD_NODES if found.needs_administrator else ExitCode.HEALTHY
+    listed = listing.listing(site, nodes, time.time(), completing)
+    print_answer(listed, listing.text(listed, time.time()), as_json=as_json)
+    return ExitCode.BAD_NODES if listed.needs_administrator else ExitCode.HEALTHY
 
 
 @nodes.command()

@@ -86,17 +86,19 @@ def histories(
     since_s = now_s - days * _DAY_S
     answers: dict[tuple[str, str], NodeHistory] = {}
     for where in index.clusters():
-        checks = {name: found for name in names if (found := index.checks_of(where, name))}
+        checks = {name: its for name in names if (its := index.checks_of(where, name))}
         if not checks:
             continue
         records, others = _believed(index, where, since_s=since_s, known=known, named={})
-        fleet = {each.node: each for each in standings(records)}
-        left_out = {each.node: each for each in others}
+        fleet = {standing.node: standing for standing in standings(records)}
+        left_out = {other.node: other for other in others}
         for name, of_node in checks.items():
             if name not in fleet:  # left out, or not measured in the window
                 own = left_out.get(name) or NodeRecord(node=name, jobs=0, users=0)
                 fleet |= {
-                    each.node: each for each in standings([*records, own]) if each.node == name
+                    standing.node: standing
+                    for standing in standings([*records, own])
+                    if standing.node == name
                 }
             answers[where, name] = NodeHistory(
                 cluster=where,
@@ -230,8 +232,8 @@ def lemons_text(answers: Sequence[ClusterStandings], page: Page) -> str:
     if not answers:
         return "no check is in the journals that you may read; --journal=DIR names others\n"
     # A cluster of which nothing is known says nothing beside one of which something is.
-    known = [each for each in answers if each.nodes or each.left_out] or answers
-    return "\n".join("\n".join(_cluster_lines(each, page)) + "\n" for each in known)
+    known = [answer for answer in answers if answer.nodes or answer.left_out] or answers
+    return "\n".join("\n".join(_cluster_lines(one, page)) + "\n" for one in known)
 
 
 def _cluster_lines(answer: ClusterStandings, page: Page) -> list[str]:

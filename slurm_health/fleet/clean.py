@@ -62,7 +62,7 @@ def journals(root: Path) -> list[JobJournal]:
                 own.append(JobJournal(cluster, entry.name, *_measured(root / cluster / entry.name)))
     except OSError as err:
         raise JournalError(root, f"cannot be read: {err.strerror or err}") from err
-    return sorted(own, key=lambda each: (each.written_s, each.cluster, each.job))
+    return sorted(own, key=lambda one: (one.written_s, one.cluster, one.job))
 
 
 def running_jobs(environ: Mapping[str, str]) -> RunningJobs:
@@ -94,21 +94,21 @@ def choose(
     """
     go: list[JobJournal] = []
     stay: dict[str, list[JobJournal]] = {}
-    for each in own:
-        age_s = now_s - each.written_s
-        asked = bool(running.cluster) and each.cluster == running.cluster
+    for one in own:
+        age_s = now_s - one.written_s
+        asked = bool(running.cluster) and one.cluster == running.cluster
         if age_s <= older_than_s:
             continue
         # A journal beside one whose name another user has taken is called `12.` and more.
-        if asked and journal.job_of(each.job) in running.jobs:
-            stay.setdefault("its job has not ended", []).append(each)
-        elif each.cluster == local and age_s < _LOCAL_S:
-            stay.setdefault("its check may still run", []).append(each)
-        elif each.cluster != local and not asked and age_s < _UNASKED_S:
+        if asked and journal.job_of(one.job) in running.jobs:
+            stay.setdefault("its job has not ended", []).append(one)
+        elif one.cluster == local and age_s < _LOCAL_S:
+            stay.setdefault("its check may still run", []).append(one)
+        elif one.cluster != local and not asked and age_s < _UNASKED_S:
             why = "Slurm cannot be asked about its job, and it is younger than 60 days"
-            stay.setdefault(why, []).append(each)
+            stay.setdefault(why, []).append(one)
         else:
-            go.append(each)
+            go.append(one)
     return go, stay
 
 
@@ -141,7 +141,7 @@ def remove_leftovers(root: Path, removed: Collection[JobJournal]) -> None:
     uid, mounted = os.geteuid(), mounted_by_users(root)
     with contextlib.suppress(OSError):
         for cluster in journal.clusters_in(root):
-            jobs = {each.job for each in removed if each.cluster == cluster}
+            jobs = {one.job for one in removed if one.cluster == cluster}
             with (
                 contextlib.suppress(OSError),
                 private_files.directory(root, cluster, owner=uid) as handle,
@@ -169,9 +169,9 @@ def _measured(directory: Path) -> tuple[int, float]:
     size_bytes, written_s = 0, 0.0
     for place, _, files in os.walk(directory):
         for name in ("", *files):
-            found = Path(place, name).lstat()
-            size_bytes += found.st_blocks * _BLOCK
-            written_s = max(written_s, found.st_mtime)
+            status = Path(place, name).lstat()
+            size_bytes += status.st_blocks * _BLOCK
+            written_s = max(written_s, status.st_mtime)
     return size_bytes, written_s
 
 

@@ -108,7 +108,7 @@ def observe(
     if start is None:
         return []
     verdict = next(iter(reversed(_all(records, VerdictReached))), None)
-    judged = {each.node: each for each in verdict.nodes} if verdict else {}
+    judged = {one.node: one for one in verdict.nodes} if verdict else {}
     end_s = max(entry.time_s for entry in master)
     against: dict[Signal, set[str]] = {signal: set() for signal in Signal}
     for node, bad in judged.items():

@@ -114,7 +114,10 @@ def standings(records: Iterable[NodeRecord]) -> list[Standing]:
                 evidence=tuple(job.job for job in node.spoiled),
             )
         )
-    return sorted(concluded, key=lambda each: (order.index(each.level), -each.score, each.node))
+    return sorted(
+        concluded,
+        key=lambda standing: (order.index(standing.level), -standing.score, standing.node),
+    )
 
 
 def _level(record: NodeRecord, chance: float) -> tuple[Reliability, str]:

@@ -131,7 +131,7 @@ def _cannot_end(process: _Process) -> bool:
 
 def _listed(root: Path, job: int) -> list[_Process]:
     """Return all processes but the kernel's; no reading here takes a process's memory lock."""
-    found = []
+    processes = []
     for entry in root.iterdir():
         if not entry.name.isdigit():
             continue
@@ -143,8 +143,9 @@ def _listed(root: Path, job: int) -> list[_Process]:
             cgroup = (entry / "cgroup").read_text(errors="replace")
             killed = any(int(fields.get(key, "0"), 16) & _SIGKILL for key in ("SigPnd", "ShdPnd"))
             uid = int(fields.get("Uid", "0").split()[0])
-            found.append(_Process(stat, uid, killed, job > 0 and f"/job_{job}/" in cgroup + "/"))
-    return found
+            of_job = job > 0 and f"/job_{job}/" in cgroup + "/"
+            processes.append(_Process(stat, uid, killed, of_job))
+    return processes
 
 
 def _status(process: Path) -> dict[str, str]:
@@ -180,20 +181,20 @@ def _strangers(processes: Mapping[int, _Process]) -> list[int]:
 
 def _identities(root: Path, names: Mapping[int, str], pids: Iterable[int]) -> bytes:
     """Read the jobs of processes, 0 for none, and their ranks, -1 for none."""
-    found: dict[int, tuple[int, int]] = {}
+    owners: dict[int, tuple[int, int]] = {}
     for pid in pids:
         process = root / str(pid)
         with contextlib.suppress(OSError):  # it has ended
             if names[pid] == "slurmstepd":
                 title = (process / "cmdline").read_bytes().decode(errors="replace")
                 match = re.search(r"\[(\d+)\.", title)
-                found[pid] = (int(match[1]) if match else 0, -1)
+                owners[pid] = (int(match[1]) if match else 0, -1)
                 continue
             environ = proc.environ_of(process)
             rank = whole_number(environ.get("SLURM_PROCID", ""))
             job = whole_number(environ.get("SLURM_JOB_ID", "")) or 0
-            found[pid] = (job, -1 if rank is None else rank)
-    return msgspec.msgpack.encode(found)
+            owners[pid] = (job, -1 if rank is None else rank)
+    return msgspec.msgpack.encode(owners)
 
 
 def _described(
@@ -318,12 +319,12 @@ def mounts_in(mountinfo: Path) -> list[Resource]:
 
 def alive(held: Iterable[HeldProcess], root: Path = Path("/proc")) -> list[HeldProcess]:
     """Return the processes that are still there, a later one of the same number not."""
-    found = []
+    left = []
     for one in held:
         with contextlib.suppress(OSError, ValueError):
             if proc.stat(root / str(one.pid)).start_ticks == one.start_ticks:
-                found.append(one)
-    return found
+                left.append(one)
+    return left
 
 
 def silent(state: Path, resources: Iterable[Resource]) -> dict[str, str]:

@@ -201,10 +201,10 @@ def agent_environ(place: TaskPlace, environ: Mapping[str, str], own_host: str) -
         return environ
     try:
         # IPv4 first, which the workers' libraries prefer.
-        found = sorted(socket.getaddrinfo(host, None), key=lambda address: address[0])
+        addresses = sorted(socket.getaddrinfo(host, None), key=lambda address: address[0])
     except OSError:
         return environ
-    return {**environ, "SLURM_LAUNCH_NODE_IPADDR": str(found[0][4][0])}
+    return {**environ, "SLURM_LAUNCH_NODE_IPADDR": str(addresses[0][4][0])}
 
 
 def torchrun_line(

@@ -287,7 +287,7 @@ class Follower(Member):
 
     def _planned(self, *, after_check: bool) -> TrainingPlanned | None:
         planned = [record for record in self._read if isinstance(record, TrainingPlanned)]
-        return next((each for each in planned if (each.plan == "start") == after_check), None)
+        return next((one for one in planned if (one.plan == "start") == after_check), None)
 
     def workers_ended(self) -> bool:
         """Return whether workers of another node have ended."""

@@ -400,19 +400,19 @@ def sentence(
         text = re.sub(r" \(JobId=.*?\)", "", drain.reason)
         head = f"{out} by Slurm {age} ({', '.join(filter(None, (text, job)))})"
     rule = drain.row.lifted_by
-    found = drain.stuck or "; ".join(process.text for process in drain.held[:WAVE])
+    cause = drain.stuck or "; ".join(process.text for process in drain.held[:WAVE])
     if drain.passes and rule not in (Return.ADMINISTRATOR, Return.SLURM):
-        found = f"gone is {found}" if found else "its cause is gone"
-    found = found or "; ".join(drain.log) or drain.row.meaning
+        cause = f"gone is {cause}" if cause else "its cause is gone"
+    cause = cause or "; ".join(drain.log) or drain.row.meaning
     then = administrator_needed(drain, setting=setting, others=others)
     then = then or f"lifts itself when {_until(drain)}"
     if drain.lifted:
         then = "returned by slurm-health"
-    return f"{head}: {cut(one_line(found), _SHOWN)} \N{RIGHTWARDS ARROW} {then}"
+    return f"{head}: {cut(one_line(cause), _SHOWN)} \N{RIGHTWARDS ARROW} {then}"
 
 
 def waves_in(drains: Iterable[SlurmDrain]) -> dict[str, tuple[str, ...]]:
     """Return the nodes in waves, with what they have in common: the breaker counts them."""
     known = tuple(drains)
-    found = {drain.node: wave(drain, known) for drain in known}
-    return {node: (one.cause,) for node, one in found.items() if one is not None}
+    waves = {drain.node: wave(drain, known) for drain in known}
+    return {node: (one.cause,) for node, one in waves.items() if one is not None}

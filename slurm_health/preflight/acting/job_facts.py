@@ -194,8 +194,8 @@ def _no_requeue(job: Job) -> str:
 
 def placement(job: Job) -> dict[str, str]:
     """Return sbatch's options for a job that is to start where this one starts."""
-    found = {option: job.value(key) for option, key in _PLACEMENT.items()}
-    return {option: value for option, value in found.items() if value}
+    values = {option: job.value(key) for option, key in _PLACEMENT.items()}
+    return {option: value for option, value in values.items() if value}
 
 
 def past(own: Path, started: RunStarted, held: Collection[str]) -> tuple[int, tuple[str, ...]]:

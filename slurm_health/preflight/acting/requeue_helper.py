@@ -104,8 +104,8 @@ class Helper:
             f"--output={self.directory / 'requeue.log'}",
             *(f"--{option}={value}" for option, value in placement.items()),
         ]
-        told = msgspec.json.encode(move).decode()
-        command = shlex.join([*self.command, f"--directory={self.directory}", f"--move={told}"])
+        encoded = msgspec.json.encode(move).decode()
+        command = shlex.join([*self.command, f"--directory={self.directory}", f"--move={encoded}"])
         return client.submit(arguments, f"#!/bin/sh\nexec {command}\n", clean_environ(self.environ))
 
     def withdraw(self, client: Client, helper_id: int) -> None:

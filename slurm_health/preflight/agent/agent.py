@@ -175,7 +175,7 @@ class Agent:
         Raises:
             JournalError: the journal cannot be written.
         """
-        reason = "; ".join(each for each in (self._end, held) if each)
+        reason = "; ".join(one for one in (self._end, held) if one)
         last = records.AgentEnded(
             node=self._settings.node, launch=self._settings.launch, reason=reason
         )
@@ -223,7 +223,8 @@ class Agent:
         if not ready:  # it did: one ended before this was read, and others are being started
             self._report(self._round.not_begun(self._workers.ended))
             return
-        allowed, asked = self._settings.programs, [each.path for each in record.probes if each.path]
+        allowed = self._settings.programs
+        asked = [probe.path for probe in record.probes if probe.path]
         if foreign := [path for path in asked if allowed is not None and path not in allowed]:
             self._report(self._round.refused(foreign[0]))
             return

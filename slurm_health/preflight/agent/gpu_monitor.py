@@ -73,11 +73,11 @@ class BurnWatch:
             return
         processes.read_available(self._process.stderr)
         for line in self._lines.feed(processes.read_available(self._process.stdout)):
-            found = gpu_load.decode(line)
-            if isinstance(found, gpu_load.DeviceSample):
-                self._samples.append(found)
-            elif isinstance(found, gpu_load.NotSampled):
-                self._not_sampled = found.not_sampled
+            decoded = gpu_load.decode(line)
+            if isinstance(decoded, gpu_load.DeviceSample):
+                self._samples.append(decoded)
+            elif isinstance(decoded, gpu_load.NotSampled):
+                self._not_sampled = decoded.not_sampled
 
     def end(self) -> tuple[list[gpu_load.Burn], str]:
         """End the sampler; return what it saw of each device, and why nothing if it could not.
@@ -102,7 +102,7 @@ def main() -> int:
         return 0
     for _ in _moments():
         samples = (_sample(nvml, index) for index in range(count))
-        if not _write(each for each in samples if each is not None):
+        if not _write(sample for sample in samples if sample is not None):
             break
     return 0
 
@@ -154,34 +154,34 @@ def _sample(nvml: Any, index: int) -> gpu_load.DeviceSample | None:
 
 
 def _speed(
-    nvml: Any, told: Callable[..., Any], handle: Any, now: gpu_load.DeviceSample
+    nvml: Any, ask: Callable[..., Any], handle: Any, now: gpu_load.DeviceSample
 ) -> gpu_load.DeviceSample:
-    pci = told(nvml.nvmlDeviceGetPciInfo, handle)
-    milliwatts = told(nvml.nvmlDeviceGetPowerUsage, handle)
+    pci = ask(nvml.nvmlDeviceGetPciInfo, handle)
+    milliwatts = ask(nvml.nvmlDeviceGetPowerUsage, handle)
     return msgspec.structs.replace(
         now,
-        uuid=doors.as_text(told(nvml.nvmlDeviceGetUUID, handle) or ""),
+        uuid=doors.as_text(ask(nvml.nvmlDeviceGetUUID, handle) or ""),
         bus=doors.as_text(pci.busId) if pci is not None else "",
-        clock_mhz=told(nvml.nvmlDeviceGetClockInfo, handle, _CLOCK_SM),
-        reasons=told(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle),
-        temperature_c=told(nvml.nvmlDeviceGetTemperature, handle, _SENSOR_GPU),
+        clock_mhz=ask(nvml.nvmlDeviceGetClockInfo, handle, _CLOCK_SM),
+        reasons=ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle),
+        temperature_c=ask(nvml.nvmlDeviceGetTemperature, handle, _SENSOR_GPU),
         power_w=None if milliwatts is None else milliwatts / 1e3,
     )
 
 
 def _memory(
-    nvml: Any, told: Callable[..., Any], handle: Any, now: gpu_load.DeviceSample
+    nvml: Any, ask: Callable[..., Any], handle: Any, now: gpu_load.DeviceSample
 ) -> gpu_load.DeviceSample:
-    remapped = told(nvml.nvmlDeviceGetRemappedRows, handle)
-    retired = [told(nvml.nvmlDeviceGetRetiredPages, handle, cause) for cause in _RETIREMENT_CAUSES]
+    remapped = ask(nvml.nvmlDeviceGetRemappedRows, handle)
+    retired = [ask(nvml.nvmlDeviceGetRetiredPages, handle, cause) for cause in _RETIREMENT_CAUSES]
     errors = (handle, doors.UNCORRECTED, doors.VOLATILE)
     return msgspec.structs.replace(
         now,
-        uncorrected=told(nvml.nvmlDeviceGetTotalEccErrors, *errors),
+        uncorrected=ask(nvml.nvmlDeviceGetTotalEccErrors, *errors),
         remapped_rows=remapped[0] + remapped[1] if remapped is not None else None,
         remap_pending=bool(remapped[2]) if remapped is not None else None,
         remap_failed=bool(remapped[3]) if remapped is not None else None,
-        retired_pages=None if None in retired else sum(len(each or ()) for each in retired),
+        retired_pages=None if None in retired else sum(len(one or ()) for one in retired),
     )
 
 

@@ -138,8 +138,8 @@ def _simd_units(properties: Path) -> int:
         lines = properties.read_text().splitlines()
     except OSError:
         return 0  # another job's: its cgroup keeps this one from reading
-    told = [line.split()[1] for line in lines if line.startswith("simd_count ")]
-    return int(told[0]) if told and told[0].isdecimal() else 0
+    counts = [line.split()[1] for line in lines if line.startswith("simd_count ")]
+    return int(counts[0]) if counts and counts[0].isdecimal() else 0
 
 
 def driver_keeps_state(root: Path = Path("/")) -> bool:
@@ -157,8 +157,8 @@ def missing_devices(environ: Mapping[str, str], visible: int, *, gpus: int = 0) 
     step's own share, which may be smaller. Empty where this process sees them all, or Slurm does
     not say.
     """
-    told = environ.get("SLURM_GPUS_ON_NODE", "")
-    given = max(gpus, int(told) if told.isdecimal() else 0)
+    count = environ.get("SLURM_GPUS_ON_NODE", "")
+    given = max(gpus, int(count) if count.isdecimal() else 0)
     if given <= visible:
         return ""
     return f"Slurm gave the job {given} GPUs here, {visible or 'none'} of them can be seen"
@@ -166,9 +166,9 @@ def missing_devices(environ: Mapping[str, str], visible: int, *, gpus: int = 0) 
 
 def usable_cpus(environ: Mapping[str, str]) -> int:
     """Return how many CPUs the job holds on this node."""
-    told = environ.get("SLURM_CPUS_ON_NODE", "")
+    given = environ.get("SLURM_CPUS_ON_NODE", "")
     allowed = len(os.sched_getaffinity(0))
-    return max(1, min(int(told), allowed) if told.isdecimal() else allowed)
+    return max(1, min(int(given), allowed) if given.isdecimal() else allowed)
 
 
 def _names_device(item: str) -> bool:
@@ -209,8 +209,8 @@ def environ_of_each(nodes: Sequence[str], devices: VisibleDevices) -> dict[str, 
             }
             for number, node in enumerate(nodes)
         }
-    each = count // len(nodes)
+    share = count // len(nodes)
     return {
-        node: {devices.variable: ",".join(devices.names[number * each : (number + 1) * each])}
+        node: {devices.variable: ",".join(devices.names[number * share : (number + 1) * share])}
         for number, node in enumerate(nodes)
     }

@@ -124,15 +124,15 @@ class NodeRound(msgspec.Struct):
         failed = self._ended_as("failed")
         unmeasured = self._ended_as("unmeasured")
         waiting = len(self._done) < self.workers
-        replace = any(each.spent for each in self._done.values())
+        replace = any(one.spent for one in self._done.values())
         # Another worker of this node may wait for the one that gave up.
         unsettled = waiting and not replace
         if failed:
             return RoundEnding(
                 outcome=Outcome.FAILED,
                 detail=failed[0].detail,
-                crashed=any(each.own_fault for each in failed),
-                wrong_results=any(each.wrong_results for each in failed),
+                crashed=any(one.own_fault for one in failed),
+                wrong_results=any(one.wrong_results for one in failed),
                 replace=replace,
                 unsettled=unsettled,
             )
@@ -150,7 +150,7 @@ class NodeRound(msgspec.Struct):
         """Return how the round of an aborted group ends for workers that did not heed it."""
         assert self.aborted is not None
         outcome = _outcome(self.aborted)
-        connecting = any(each.connecting for each in self._done.values())
+        connecting = any(one.connecting for one in self._done.values())
         return RoundEnding(
             outcome=outcome,
             detail=f"did not finish{self._stuck_on()}, and was stopped: {self.aborted.reason}",
@@ -176,10 +176,10 @@ class NodeRound(msgspec.Struct):
         )
 
     def _ended_as(self, outcome: str) -> list[Done]:
-        return [each for each in self._done.values() if each.outcome == outcome]
+        return [one for one in self._done.values() if one.outcome == outcome]
 
     def _all_done(self, *, replace: bool) -> RoundEnding:
-        stopped = [each for each in self._done.values() if each.outcome != "measured"]
+        stopped = [one for one in self._done.values() if one.outcome != "measured"]
         if not stopped:
             return RoundEnding(outcome=Outcome.MEASURED, detail="")
         if self.aborted is None:
@@ -199,11 +199,11 @@ class NodeRound(msgspec.Struct):
 
         The fewest that hang together tell most: one by itself before two, two before all.
         """
-        circles = {tuple(each.connecting) for each in self._done.values() if each.connecting}
+        circles = {tuple(one.connecting) for one in self._done.values() if one.connecting}
         if not circles:
             return ""
         fewest = min(map(len, circles))
-        named = sorted(each for each in circles if len(each) == fewest)
+        named = sorted(one for one in circles if len(one) == fewest)
         if fewest >= max(self.workers, 2):
             what = f"all {self.workers} devices" if self.workers > 1 else "the device"
             others = " with those of the other node" if fewest > self.workers else ""

@@ -283,11 +283,11 @@ class Workers:
             self.replace()
             return
         self._kill()
-        told = [
+        reasons = [
             states[name].detail for name in ("unusable", "refused", "no_torch") if name in states
         ]
         self._fail(
-            next(filter(None, told), how),
+            next(filter(None, reasons), how),
             device_failed=self._device_failures == self._starts,
             torch=worker.torch,
             no_torch="no_torch" in states,

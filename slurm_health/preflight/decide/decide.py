@@ -156,8 +156,8 @@ class _Case:
         code, storage = exit_code(self.verdict), self.verdict.storage
         stop = self.policy.on_unchecked is OnUnchecked.STOP
         if disposition is Disposition.PROCEED:
-            reason = "; ".join([reason, *(each.reason for each in storage)])
-            if stop and any(each.blame is StorageBlame.SERVER for each in storage):
+            reason = "; ".join([reason, *(one.reason for one in storage)])
+            if stop and any(one.blame is StorageBlame.SERVER for one in storage):
                 disposition, code = Disposition.STOP, ExitCode.UNAVAILABLE
                 reason, nodes, spares, drop = f"{reason} (--on-unchecked=stop)", (), (), ((), "")
         outcome = JobOutcome(

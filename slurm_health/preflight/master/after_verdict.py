@@ -109,7 +109,7 @@ def _acted_on(
     return act(verdict, Acting.as_owner(started, directory, settings.policy, environ, append))
 
 
-def job_ended(said: str, job: str, *, accounts: bool | None) -> records.JobOutcome:
+def job_ended(state: str, job: str, *, accounts: bool | None) -> records.JobOutcome:
     """End the run of a job that was cancelled, or failed its prolog: its script is not started.
 
     Slurm ends the batch step of such a job, but not always before the check is done. `accounts`
@@ -123,7 +123,7 @@ def job_ended(said: str, job: str, *, accounts: bool | None) -> records.JobOutco
     return records.JobOutcome(
         disposition=records.Disposition.STOP,
         exit_code=ExitCode.UNAVAILABLE,
-        reason=f"Slurm has ended it already ({said}); {look}",
+        reason=f"Slurm has ended it already ({state}); {look}",
     )
 
 

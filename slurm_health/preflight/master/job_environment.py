@@ -121,8 +121,8 @@ def devices_of_torch(python: str, environ: Mapping[str, str]) -> int:
         done = ask_python(python, _COUNT_DEVICES, environ=environ, deadline_s=_FIND_TORCH_S)
     except OSError:  # it cannot be executed, or does not end
         return 0
-    said = done.stdout.decode(errors="replace").split()
-    return int(said[-1]) if done.returncode == 0 and said and said[-1].isdecimal() else 0
+    words = done.stdout.decode(errors="replace").split()
+    return int(words[-1]) if done.returncode == 0 and words and words[-1].isdecimal() else 0
 
 
 def _has_torch(python: str, environ: Mapping[str, str]) -> bool:

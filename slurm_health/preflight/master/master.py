@@ -254,9 +254,9 @@ class Master:
         `job` tells what became of its job, and is asked where the signal is not a person's here.
         """
         if self._writer is not None and self.state.finished is None:
-            told = "" if isinstance(end, KeyboardInterrupt) else job()
+            state = "" if isinstance(end, KeyboardInterrupt) else job()
             with contextlib.suppress(JournalError):
-                self.append(records.MasterStopped(reason=signal_behind(end), job=told))
+                self.append(records.MasterStopped(reason=signal_behind(end), job=state))
 
     def close(self) -> None:
         """End whatever agents are left, and give the run up."""

@@ -29,7 +29,7 @@ Tell = Callable[[JobOutcome, Path | str], None]
 
 
 def conclude(
-    found: Unchecked,
+    problem: Unchecked,
     choice: OnUnchecked,
     *,
     root: Path | None,
@@ -54,7 +54,7 @@ def conclude(
 
     client = Client(environ, patience_s=0.0, deadline_s=ASK_S)
     return end_unchecked(
-        found,
+        problem,
         choice,
         job=name_in_slurm(environ),
         client=client,

@@ -21,8 +21,8 @@ _LINK_LAYERS = ("InfiniBand", "Ethernet")
 
 def model(threads: int) -> str:
     """Return what nodes must share to be compared: the processors' model, and how many are used."""
-    found = re.search(r"^model name\s*:\s*(.*)$", read(Path("/proc/cpuinfo")), re.MULTILINE)
-    name = found.group(1) if found else "cpu"
+    line = re.search(r"^model name\s*:\s*(.*)$", read(Path("/proc/cpuinfo")), re.MULTILINE)
+    name = line.group(1) if line else "cpu"
     return f"{name} with {threads} thread{'s' if threads != 1 else ''}"
 
 

@@ -253,8 +253,8 @@ class LightGroup:
         try:
             while True:
                 poll = select.poll()
-                for each in (self._server, *strangers):
-                    poll.register(each, select.POLLIN)
+                for item in (self._server, *strangers):
+                    poll.register(item, select.POLLIN)
                 ready = {descriptor for descriptor, _ in poll.poll(_LOOK_MS)}
                 self._check()
                 for stranger in [one for one in strangers if one.fileno() in ready]:

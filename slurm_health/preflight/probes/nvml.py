@@ -47,11 +47,11 @@ def answer(device: str, question: Question) -> Any:
         device: what identifies it, as `GPU-…`.
         question: is given the library and its handle of the device.
     """
-    found: list[Any] = []
-    asking = threading.Thread(target=lambda: found.append(_asked(device, question)), daemon=True)
+    answers: list[Any] = []
+    asking = threading.Thread(target=lambda: answers.append(_asked(device, question)), daemon=True)
     asking.start()
     asking.join(ASK_S)
-    return found[0] if found else None
+    return answers[0] if answers else None
 
 
 def _asked(device: str, question: Question) -> Any:
@@ -105,15 +105,15 @@ def others_on(uuid: str) -> list[int]:
     Args:
         uuid: what identifies the device, as `GPU-…`.
     """
-    found: list[int] = answer(uuid, _users) or []
-    return sorted(pid for pid in set(found) if pid != os.getpid() and _parent(pid) != os.getppid())
+    users: list[int] = answer(uuid, _users) or []
+    return sorted(pid for pid in set(users) if pid != os.getpid() and _parent(pid) != os.getppid())
 
 
 def _users(library: ctypes.CDLL, handle: ctypes.c_void_p) -> list[int]:
     count, processes = ctypes.c_uint(_MOST), (_Process * _MOST)()
     if library.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), processes):
         return []
-    return [int(each.pid) for each in processes[: count.value]]
+    return [int(process.pid) for process in processes[: count.value]]
 
 
 def named(pids: Sequence[int], proc: Path = _PROC) -> str:

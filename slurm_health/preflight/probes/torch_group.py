@@ -341,6 +341,6 @@ def ways_used(environ: Mapping[str, str], *, on_cuda: bool) -> str:
     log = environ.get("NCCL_DEBUG_FILE", "")
     if not log.startswith(_OWN_LOG):
         return ""
-    found = _WAY.findall(Path(log).read_text(errors="replace"))
-    ways = (way + (" with GPUDirect RDMA" if direct else "") for way, direct in found)
+    matches = _WAY.findall(Path(log).read_text(errors="replace"))
+    ways = (way + (" with GPUDirect RDMA" if direct else "") for way, direct in matches)
     return " and ".join(sorted(set(ways)))

@@ -61,15 +61,15 @@ def warnings(
         environ: the environment of the submission.
         python: the interpreter that runs slurm-health, and the probes where the job's has no torch.
     """
-    found = [*_about_journal(spec, environ), *_about_setup(spec), *_ignored(script, title)]
+    trouble = [*_about_journal(spec, environ), *_about_setup(spec), *_ignored(script, title)]
     # In an image, or with another PATH, another interpreter has the name.
     if not asked.keys() & {"container", "container-image"}:
         inherits = asked.get("export", "ALL").split(",")[0] == "ALL"
         trains = bool(asked.keys() & _GPUS)
-        found += _about_torch(
+        trouble += _about_torch(
             spec, script, title, environ, python, inherits=inherits, trains=trains
         )
-    return found
+    return trouble
 
 
 def _about_setup(spec: JobSpec) -> list[str]:
@@ -122,7 +122,7 @@ def _trouble_with(root: Path) -> str:
         return f"cannot be made, as {there} cannot be written here: the job runs UNCHECKED"
     real = os.path.realpath(there)
     kind = mount_of(mounted(), real).kind
-    local = any(Path(real).is_relative_to(each) for each in _OF_ONE_MACHINE)
+    local = any(Path(real).is_relative_to(one) for one in _OF_ONE_MACHINE)
     if kind in _IN_MEMORY or (local and kind in _ON_DISK):
         return (
             f"lies on this machine alone ({kind}): nodes cannot share it, so a job of several"
@@ -153,13 +153,13 @@ def _about_torch(
             return [f"{lacks}, the job runs UNCHECKED"] if known else []
         tried = [path]
     else:
-        found = [shutil.which("python3", path=environ.get("PATH")), python]
-        tried = list(dict.fromkeys(each for each in found if each))
+        interpreters = [shutil.which("python3", path=environ.get("PATH")), python]
+        tried = list(dict.fromkeys(one for one in interpreters if one))
         known = inherits
     # A setup may lead to torch by PYTHONPATH as well.
     if not known or setup is not None or not (chosen or trains or _activation(script)):
         return []
-    if any(may_have_torch(each, environ) for each in tried):
+    if any(may_have_torch(one, environ) for one in tried):
         return []
     lack = f"no torch found by {' or '.join(tried)}: where the nodes have none either, light probes"
     how = _what_to_do(script, title)
@@ -169,8 +169,8 @@ def _about_torch(
 def _activation(script: bytes) -> tuple[int, re.Match[str]] | None:
     """Return the first line that makes an environment, and its number; None where there is none."""
     for number, line in enumerate(os.fsdecode(script).splitlines(), start=1):
-        if found := _ACTIVATES.match(line):
-            return number, found
+        if match := _ACTIVATES.match(line):
+            return number, match
     return None
 
 
@@ -178,11 +178,11 @@ def _what_to_do(script: bytes, title: str) -> str:
     how = "name the interpreter it trains with: #HEALTH --python=PATH"
     if (activation := _activation(script)) is None:
         return how
-    number, found = activation
-    prefix = os.path.expanduser(found["prefix"] or "")  # noqa: PTH111 - text in, text out
+    number, match = activation
+    prefix = os.path.expanduser(match["prefix"] or "")  # noqa: PTH111 - text in, text out
     if prefix and os.access(Path(prefix, "bin", "python"), os.F_OK):
         how = f"name the interpreter it trains with: #HEALTH --python={prefix}/bin/python"
-    line = f"line {number} of {title} ({found.string.strip()})"
+    line = f"line {number} of {title} ({match.string.strip()})"
     into_file = "put what activates it into a file: #HEALTH --setup=FILE"
     return f"{line} comes after the check: {how}, or {into_file}"
 

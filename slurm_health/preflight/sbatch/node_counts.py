@@ -64,29 +64,29 @@ def node_counts(asked: Mapping[str, str], spares: int) -> NodeCounts | None:
         UsageError: they do not go together with what else the job asks for.
     """
     text = asked.get("nodes", "")
-    found = _NODES.fullmatch(text)
-    is_range = found is not None and found[2] is not None
+    match = _NODES.fullmatch(text)
+    is_range = match is not None and match[2] is not None
     if not spares and not is_range:
         return None
-    if found is None:
+    if match is None:
         raise UsageError(
             "--spares: needs the number of nodes, as in --nodes=4 or --nodes=3-4"
             + (f", found --nodes={text}" if text else "")
         )
     per_node = 0
     if not is_range:
-        per_node = _tasks_per_node(asked, int(found[1]))
+        per_node = _tasks_per_node(asked, int(match[1]))
     unsuited = next((n for n in _UNFIT if n in asked and (n != "ntasks" or not per_node)), None)
     if unsuited is not None:
         if not spares:
             return None  # a plain range with totals is for Slurm alone to fit
         why, instead = _UNFIT[unsuited]
-        if unsuited == "ntasks" and (per_node := _tasks_per_node(asked, int(found[1]))):
+        if unsuited == "ntasks" and (per_node := _tasks_per_node(asked, int(match[1]))):
             instead = f"--ntasks-per-node={per_node}"
         raise UsageError(
             f"--spares: cannot be combined with --{unsuited}, which {why}; use {instead}"
         )
-    low, high = int(found[1]), int(found[2] or found[1])
+    low, high = int(match[1]), int(match[2] or match[1])
     request = f"{low}-{high + spares}" if is_range else str(high + spares)
     return NodeCounts(
         request=request, wanted=high, needed=low, spares=spares, tasks_per_node=per_node
@@ -113,9 +113,9 @@ def require_room(
     least = int(counts.request.partition("-")[0])
     names = asked.get("partition", "").split(",")
     rooms = {
-        each.name: each.room
-        for each in partitions.values()
-        if (each.name in names if names[0] else each.is_default)
+        partition.name: partition.room
+        for partition in partitions.values()
+        if (partition.name in names if names[0] else partition.is_default)
     }
     if not counts.spares or not rooms or max(rooms.values()) >= least:
         return
@@ -160,7 +160,7 @@ def _values(lines: Sequence[Sequence[str]], read_help: Callable[[], str]) -> dic
     whole = parse([word for words in lines for word in words], own={}, read_help=read_help)
     if whole.undecided is None and whole.script is None and not whole.components:
         return whole.values
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for words in lines:
-        found |= parse(words, own={}, read_help=read_help).values
-    return found
+        values |= parse(words, own={}, read_help=read_help).values
+    return values

@@ -152,17 +152,17 @@ def _top(script: bytes) -> tuple[bytes, bytes]:
 
 def _foreign_below(script: bytes, start: int) -> list[bytes]:
     """Return the #PBS and #BSUB lines below the header that sbatch would still read."""
-    found = []
+    options = []
     others = 0
     for number, line in enumerate(script.split(b"\n")):
         if line.startswith(_FOREIGN):
             if number >= start:
-                found.append(line)
+                options.append(line)
         elif not line.startswith(b"#"):
             others += 1
             if others > _FOREIGN_LIMIT:
                 break
-    return found
+    return options
 
 
 def _quoted(value: str) -> bytes:

@@ -95,10 +95,10 @@ def _device_failures(state: CheckState) -> dict[str, str]:
     # A driver that unloads between processes initialises each device anew, for seconds.
     some_keep = any(agents[name].driver_keeps_state for name in well)
     return {
-        name: each.words
-        for name, each in failures.items()
-        if each.torch in loaded
-        and not (each.late and some_keep and not agents[name].driver_keeps_state)
+        name: failure.words
+        for name, failure in failures.items()
+        if failure.torch in loaded
+        and not (failure.late and some_keep and not agents[name].driver_keeps_state)
     }
 
 

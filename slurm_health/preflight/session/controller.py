@@ -154,8 +154,8 @@ class Controller:
         share more than NVLink, which is not what is tested.
         """
         agents = [self.state.agents[name] for name in nodes]
-        switches = [each.started.leaf if each.started else "" for each in agents]
-        domains = [each.ready.nvlink_domain if each.ready else "" for each in agents]
+        switches = [agent.started.leaf if agent.started else "" for agent in agents]
+        domains = [agent.ready.nvlink_domain if agent.ready else "" for agent in agents]
         if not all(switches) and all(domains) and len(set(domains)) > 1:
             switches = domains
         leaves: dict[str, list[str]] = {}
@@ -199,7 +199,7 @@ class Controller:
         ready = self.state.ready(members)
         self._margin_s = deadlines.margin_s(limits, ready)
         probes = phase.used(
-            several_devices=any(len(each.devices) > 1 for each in ready), on_cpus=on_cpus(ready)
+            several_devices=any(len(one.devices) > 1 for one in ready), on_cpus=on_cpus(ready)
         )
         shared = [probe for probe in probes if probe.scope != Scope.SOLO.value]
         options = self._options(phase, members)
@@ -294,7 +294,7 @@ class Controller:
             if len(result.nodes) > 1 and result.outcome in (Outcome.FAILED, Outcome.TIMED_OUT)
             for node in result.nodes
         }
-        interfaces = {node: each.interface for node in failed if (each := state.agents[node].ready)}
+        interfaces = {n: its.interface for n in failed if (its := state.agents[n].ready)}
         known = Known(
             burns=state.burns,
             wrong_results=state.wrong_results,
@@ -303,7 +303,7 @@ class Controller:
             transports=state.transports(),
             served=state.served(),
             limits=bases(state.models(), self._expectations),
-            devices={name: each.devices for name, each in ready.items() if not each.on_cpus},
+            devices={name: its.devices for name, its in ready.items() if not its.on_cpus},
         )
         judged = list(judge(state.storage))
         clients = [verdict for verdict in judged if isinstance(verdict, NodeVerdict)]

@@ -96,4 +96,4 @@ def end_of_s(
 
 def _start_s(ready: Sequence[WorkersReady]) -> float:
     """Return how long these nodes typically took to load torch."""
-    return median([each.start_ms for each in ready]) / 1e3 if ready else math.inf
+    return median([one.start_ms for one in ready]) / 1e3 if ready else math.inf

@@ -128,16 +128,16 @@ def _of_ranks(sample: Sampled) -> list[Timed | None]:
     """Return the typical iteration of each rank, None where nothing usable was timed."""
     part = _PARTS.get(sample.scope) if len(sample.iteration_ms) > 1 else None
     metric = sample.metric
-    found: list[Timed | None] = []
+    timed: list[Timed | None] = []
     for rank, elapsed_ms in enumerate(sample.iteration_ms):
         taken_ms = sample.taken_ms[rank] if rank < len(sample.taken_ms) else []
         typical = _typical(elapsed_ms, taken_ms, alone=sample.scope == "solo")
         if typical is None:
-            found.append(None)
+            timed.append(None)
             continue
         of_rank = metric if part is None else replace(metric, part=f"{part} {rank}")
-        found.append(Timed(sample, of_rank, *typical))
-    return found
+        timed.append(Timed(sample, of_rank, *typical))
+    return timed
 
 
 def _typical(
@@ -285,7 +285,7 @@ def figures_of(samples: Iterable[Sampled], verdict: VerdictReached | None = None
         verdict: says which nodes and paths are well, None while there is none.
     """
     judged, bad = (verdict.nodes, verdict.paths) if verdict else ([], [])
-    fit = {each.node for each in judged if each.level is Level.HEALTHY}
+    fit = {one.node for one in judged if one.level is Level.HEALTHY}
     paths = [frozenset(path.ends) for path in bad]
     values: dict[str, dict[str, list[float]]] = {}
     by_round: dict[tuple[int, str], dict[str, float]] = {}
@@ -311,10 +311,10 @@ _Group = tuple[int, frozenset[str], list[Sampled]]
 
 def _groups(samples: Iterable[Sampled]) -> list[_Group]:
     """Return the members of each group of each round with their samples, round by round."""
-    found: dict[tuple[int, frozenset[str]], list[Sampled]] = {}
+    groups: dict[tuple[int, frozenset[str]], list[Sampled]] = {}
     for sample in samples:
-        found.setdefault((sample.round, frozenset(sample.group)), []).append(sample)
-    in_order = sorted(found.items(), key=lambda item: item[0][0])
+        groups.setdefault((sample.round, frozenset(sample.group)), []).append(sample)
+    in_order = sorted(groups.items(), key=lambda item: item[0][0])
     return [(number, members, group) for (number, members), group in in_order]
 
 

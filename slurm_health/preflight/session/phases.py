@@ -142,7 +142,7 @@ def light_phases(chosen: Sequence[Phase]) -> tuple[Phase, ...]:
     kept = [
         replace(phase, probes=probes, not_on_cpus=phase.not_on_cpus - _LIGHT_ANYWHERE)
         for phase in chosen
-        if (probes := tuple(each for each in phase.probes if each.path or each.name in LIGHT))
+        if (probes := tuple(probe for probe in phase.probes if probe.path or probe.name in LIGHT))
     ]
     return tuple(kept) or light_phases(phases([LIGHT_SET]))
 

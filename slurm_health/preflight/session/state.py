@@ -137,7 +137,7 @@ class NodeState:
 
 def on_cpus(ready: Iterable[records.WorkersReady]) -> bool:
     """Tell whether these workers compute with CPUs."""
-    return all(each.on_cpus for each in ready)
+    return all(one.on_cpus for one in ready)
 
 
 class RoundState:
@@ -269,7 +269,7 @@ class CheckState:
 
     def ready(self, nodes: Iterable[str]) -> list[records.WorkersReady]:
         """Return what those of these nodes said that have workers ready."""
-        return [each for node in nodes if (each := self.agents[node].ready) is not None]
+        return [ready for node in nodes if (ready := self.agents[node].ready) is not None]
 
     def fold(self, entry: Entry) -> None:
         """Take in one journal entry, of any writer; one that names a stranger says nothing."""
@@ -409,8 +409,8 @@ class CheckState:
     def links(self) -> dict[str, Links]:
         """Return what connects the devices of each admitted node."""
         return {
-            name: Links(devices=len(each.devices), ports_gbit_per_s=tuple(each.ports_gbit_per_s))
-            for name, each in self.first_ready().items()
+            name: Links(devices=len(agent.devices), ports_gbit_per_s=tuple(agent.ports_gbit_per_s))
+            for name, agent in self.first_ready().items()
         }
 
     def has_accelerators(self) -> bool:
@@ -438,7 +438,7 @@ class CheckState:
             share = served(sample) if sample.scope == "solo" else None
             if share is not None:
                 shares.setdefault(sample.node, []).append(share)
-        return {node: median(each) for node, each in shares.items()}
+        return {node: median(values) for node, values in shares.items()}
 
     def figures(self, probe: str, nodes: Sequence[str]) -> list[Mapping[str, records.Figure]]:
         """Return the figures that a probe gave on these nodes, in all rounds."""

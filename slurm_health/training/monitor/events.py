@@ -159,12 +159,11 @@ class Events:
     def _report(self, event: TrainingEvent) -> None:
         """Write an event with its cause to the job's output, and record it."""
         cause = lines_of(event.diagnosed) if event.diagnosed else []
-        lines = (f"  {title:{_TITLE_WIDTH}}  {text}" for title, text in cause)
-        told = list(lines)
-        self.say(event_line(event), *told)
+        lines = [f"  {title:{_TITLE_WIDTH}}  {text}" for title, text in cause]
+        self.say(event_line(event), *lines)
         self.record(event)
         if event.event is EventKind.HANG:
-            text = "\n".join((event_line(event), *told))
+            text = "\n".join((event_line(event), *lines))
             owner.tell("hang", event_line(event), text, self._environ)
 
     def say(self, text: str, *lines: str) -> None:
