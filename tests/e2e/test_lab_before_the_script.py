@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.lab import played_nodes
 from tests.lab.installed_site import Site
-from tests.lab.played_nodes import FAKE_WORKER, FAULTY
 
 pytestmark = [
     pytest.mark.lab,
@@ -41,20 +38,3 @@ def test_no_process_of_a_check_is_alive_when_the_script_begins(site: Site, optio
     assert "ALIVE" not in output
     for node in ("n1", "n2", "n3", "n4"):
         assert site.records(job, writer=node)[-1]["kind"] == "agent_ended"
-
-
-def test_a_setup_named_in_the_script_is_what_the_check_runs_with_and_the_script_is_as_before(
-    site: Site,
-) -> None:
-    played_nodes.play(site, n2=FAULTY)
-    played = site.directory("elsewhere")
-    (Path(played) / "n2").write_text("well")
-    setup = site.script("env.sh", f"export FAKE_WORKER_DIR={played}\n")
-    text = f'#!/bin/bash\n#HEALTH --setup={setup}\necho "dir=$FAKE_WORKER_DIR."\n'
-    script = site.script("train.sh", text)
-    job = site.submit(f"--python={FAKE_WORKER}", "-N2", script)
-    site.ended(job)
-    # ~/played, which counts without the setup, says otherwise of n2.
-    reports = [r for r in site.records(job, writer="n2") if r["kind"] == "node_reported"]
-    assert {each["outcome"] for each in reports} == {"measured"}
-    assert "dir=." in site.lab.job_output(job)

@@ -10,7 +10,6 @@ import difflib
 import itertools
 import os
 import re
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +19,8 @@ import pytest
 from slurm_health.node.rules.settings import Default
 from slurm_health.preflight.by_default import installing
 from tests.lab import Lab
-from tests.lab.installed_site import COMMAND, Site
-from tests.lab.played_nodes import FAKE_WORKER, FAULTY, play, submit
+from tests.lab.installed_site import COMMAND, Site, check_by_default, install_default
+from tests.lab.played_nodes import FAKE_WORKER, FAULTY, play
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
@@ -59,10 +58,7 @@ def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A cluster of six nodes, on which jobs of two nodes and more are checked by default."""
     with Lab.start(nodes=6) as lab:
         site = Site(lab)
-        (lab.paths.etc / "rules.toml").write_text(RULES)
-        install(site)
-        lab.run(["sed", "-i", "1i JobSubmitPlugins=lua", CONF])
-        lab.run(["scontrol", "reconfigure"])
+        check_by_default(site, RULES)
         yield site
 
 
@@ -72,11 +68,6 @@ def by_default(site: Site) -> Iterator[Site]:
     play(site)
     yield site
     play(site)
-
-
-def install(site: Site) -> None:
-    rules = site.lab.paths.etc / "rules.toml"
-    site.lab.run([COMMAND, "init", "default", f"--config={rules}"])
 
 
 def sbatch(site: Site, *words: str, script: str = "", **variables: str) -> str:
@@ -172,33 +163,6 @@ def test_a_job_of_steps_without_torch_leaves_a_bad_node(by_default: Site) -> Non
     assert checks(by_default, job) == 2  # of each attempt
 
 
-def test_what_the_rules_do_not_name_keeps_its_script(by_default: Site) -> None:
-    script = by_default.script("job.sh", SHELL)
-    single = sbatch(by_default, "-N1", script)
-    short = sbatch(by_default, "-N2", "--time=5", script)
-    opted_out = sbatch(by_default, "-N2", "--comment=mine nocheck", script)
-    mixed = sbatch(by_default, "-N2", ":", "-N1", script)
-    for job in (single, short, opted_out, mixed):
-        assert kept_script(by_default, job) == SHELL
-        by_default.ended(job)
-        assert checks(by_default, job) == 0
-
-
-@pytest.mark.parametrize(
-    ("asked", "limit_s"),
-    [(["--time=20"], "60.0"), (["--time=5-0"], "900.0"), ([], "900.0")],
-    ids=["a share", "more than the limit", "no limit of its own"],
-)
-def test_a_check_may_take_its_share_of_the_time_that_a_job_has(
-    by_default: Site, asked: list[str], limit_s: str
-) -> None:
-    job = sbatch(by_default, "-N2", *asked, "--hold", "--wrap=echo ran")
-    assert f'"limit_s":{limit_s},' in kept_script(by_default, job)
-    by_default.lab.run(["scontrol", "release", job])
-    assert by_default.ended(job)["JobState"] == "COMPLETED"
-    assert checks(by_default, job) == 1
-
-
 def test_the_nodes_that_a_job_was_given_count_where_it_did_not_say(by_default: Site) -> None:
     few = sbatch(by_default, "-n2", "--wrap=echo ran")  # two CPUs of one node, or of two
     many = sbatch(by_default, "-n4", "--wrap=echo ran")
@@ -209,29 +173,12 @@ def test_the_nodes_that_a_job_was_given_count_where_it_did_not_say(by_default: S
         assert by_default.read(f"slurm-{job}.out") == "ran\n"
 
 
-def test_a_job_that_slurm_health_sbatch_submits_is_checked_once(by_default: Site) -> None:
-    job = str(submit(by_default, "-N2"))
-    by_default.ended(job)
-    assert checks(by_default, job) == 1
-
-
-def test_a_user_can_choose_what_is_checked_in_the_script_and_not_leave_it_out(
-    by_default: Site,
-) -> None:
-    chosen = sbatch(by_default, "-N2", script="#!/bin/sh\n#HEALTH --check=quick\necho ran\n")
-    wrong = sbatch(by_default, "-N2", script="#!/bin/sh\n#HEALTH --no-such\necho ran\n")
-    for job in (chosen, wrong):
-        by_default.ended(job)
-        assert by_default.read(f"slurm-{job}.out") == "ran\n"
-        assert checks(by_default, job) == 1
-
-
 @pytest.fixture
 def broken(by_default: Site) -> Iterator[Path]:
     """The file in which the rules are, to be broken; it is whole again afterwards."""
     check = by_default.lab.paths.etc / "slurm" / installing.CHECK
     yield check
-    install(by_default)
+    install_default(by_default)
     load_again(by_default)
 
 
@@ -288,38 +235,4 @@ def test_it_is_taken_away_whole_and_slurmctld_starts_without_it(by_default: Site
         job = sbatch(by_default, "-N2", "--wrap=echo ran")
         assert by_default.ended(job)["JobState"] == "COMPLETED"
     finally:
-        install(by_default)
-        by_default.lab.run(["sed", "-i", "1i JobSubmitPlugins=lua", CONF])
-        by_default.lab.run(["scontrol", "reconfigure"])
-
-
-TRAINING = Path(__file__).parents[1] / "support" / "training.py"
-WATCHED = f"""#!/bin/bash
-export OMP_NUM_THREADS=1 MASTER_PORT=$((20000 + SLURM_JOB_ID))
-export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-exec srun --ntasks-per-node=1 {sys.executable} training.py --step-s=0.5 --steps=100000
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-def test_a_job_that_nobody_asked_to_watch_has_its_hang_and_its_end_in_its_report_alone(
-    by_default: Site,
-) -> None:
-    by_default.script("training.py", TRAINING.read_text())
-    job = sbatch(by_default, "-N2", by_default.script("watched.sh", WATCHED))
-    agent = "slurm_health.training.monitor.agent"
-    by_default.wait_record(job, "progress_seen", writer="monitor")
-    assert len(by_default.processes_with(agent)) >= 2
-    rank = by_default.read("pid-1")
-    by_default.lab.run(["kill", "-STOP", rank], user="alice")
-    event = by_default.wait_record(job, "training_event", writer="monitor")
-    by_default.lab.run(["kill", "-KILL", rank], user="alice")
-    ended = by_default.ended(job)
-    (attempt,) = by_default.report(job)["runs"]
-
-    assert (event["event"], event["ranks"]) == ("hang", [1])
-    assert event["diagnosed"]["cause"] == "rank-stopped"
-    assert ended["JobState"] == "FAILED"
-    assert attempt["post_mortem"]["ranks"] == [1]
-    assert "slurm-health: " not in by_default.read(f"slurm-{job}.out")
+        check_by_default(by_default, RULES)

@@ -15,14 +15,12 @@ from pathlib import Path
 import pytest
 
 from tests.lab import Lab
-from tests.lab.installed_site import COMMAND, DEADLINE_S, Site
+from tests.lab.installed_site import DEADLINE_S, Site, check_by_default
 from tests.lab.played_nodes import FAKE_WORKER, play
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
-CONF = "/etc/slurm/slurm.conf"
 RULES = "[default]\nmin_nodes = 1\nmin_time_min = 2\n"
-SNAKEMAKE = shutil.which("snakemake")
 SLURMRESTD = shutil.which("slurmrestd") or shutil.which("slurmrestd", path="/usr/sbin")
 SUBMITIT = """
 import submitit
@@ -67,21 +65,6 @@ print(json.loads(asked.getresponse().read())["job_id"])
 server.terminate()
 server.wait()
 """
-SNAKEFILE = """
-rule all:
-    input: "sum.txt"
-
-rule count:
-    output: "count-{word}.txt"
-    resources: runtime=5, mem_mb=100
-    shell: "echo {wildcards.word} $SLURM_JOB_ID >>jobs.txt; echo {wildcards.word} | wc -c >{output}"
-
-rule sum:
-    input: "count-one.txt", "count-three.txt"
-    output: "sum.txt"
-    resources: runtime=5, mem_mb=100
-    shell: "echo sum $SLURM_JOB_ID >>jobs.txt; cat {input} >{output}"
-"""
 
 
 def needs(package: str) -> pytest.MarkDecorator:
@@ -92,14 +75,9 @@ def needs(package: str) -> pytest.MarkDecorator:
 @pytest.fixture(scope="module")
 def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A cluster on which every job of two minutes or more is checked by default."""
-    visible = [Path(SNAKEMAKE).resolve().parents[1]] if SNAKEMAKE else []
-    with Lab.start(nodes=4, visible=visible) as lab:
+    with Lab.start(nodes=4) as lab:
         site = Site(lab)
-        rules = lab.paths.etc / "rules.toml"
-        rules.write_text(RULES)
-        lab.run([COMMAND, "init", "default", f"--config={rules}"])
-        lab.run(["sed", "-i", "1i JobSubmitPlugins=lua", CONF])
-        lab.run(["scontrol", "reconfigure"])
+        check_by_default(site, RULES)
         play(site)
         yield site
 
@@ -163,17 +141,3 @@ def test_what_any_client_submits_is_watched_without_a_change(site: Site) -> None
         site.wait_record(job, "progress_seen", writer="monitor")
         site.lab.run(["scancel", job], user="alice")
         assert site.report(job)["runs"][-1]["script"]["seen"], client
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not SNAKEMAKE, reason="snakemake, with its Slurm executor, is not on PATH")
-def test_each_job_of_a_workflow_of_snakemake_is_checked(site: Site) -> None:
-    place = Path(site.script("flow/Snakefile", SNAKEFILE)).parent
-    words = ["--executor=slurm", "--jobs=2", f"--directory={place}", "--slurm-no-account"]
-    words += ["--slurm-status-command=squeue", "--slurm-init-seconds-before-status-checks=2"]
-    words += [f"--snakefile={place}/Snakefile", "--default-resources", "slurm_partition=main"]
-    run(site, str(SNAKEMAKE), *words)
-    assert site.read("flow/sum.txt") == "4\n6\n"
-    jobs = dict(line.split() for line in site.read("flow/jobs.txt").splitlines())
-    assert set(jobs) == {"one", "three", "sum"}
-    assert all(levels(site, job) == [{"healthy"}] for job in jobs.values())

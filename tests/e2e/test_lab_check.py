@@ -37,20 +37,15 @@ def test_a_bad_node_is_code_1_and_stays_the_users_to_deal_with(site: Site) -> No
     assert not {name for name in site.calls() if "UPDATE" in name or "REQUEUE" in name}
 
 
-def test_nodes_that_cannot_be_measured_are_code_3(site: Site) -> None:
-    result = site.check(["-N1"], "--json", "--python=/usr/bin/false")
-    assert result.returncode == 3, result
+@pytest.mark.parametrize(("act", "code"), [(False, 3), (True, 0)])
+def test_nodes_that_cannot_be_measured_are_code_3_and_with_act_the_script_may_go_on(
+    site: Site, act: bool, code: int
+) -> None:
+    words = ("--act",) * act
+    result = site.check(["-N1"], *words, "--json", "--python=/usr/bin/false")
+    assert result.returncode == code, result
     run = json.loads(result.stdout)
-    assert levels(run) == {"n1": "inconclusive"}
-    assert run["exit_code"] == 3
-
-
-def test_with_act_the_code_says_whether_the_script_may_go_on(site: Site) -> None:
-    unmeasured = ("--act", "--json", "--python=/usr/bin/false")
-    result = site.check(["-N1"], *unmeasured)
-    assert result.returncode == 0, result
-    run = json.loads(result.stdout)
-    assert (run["exit_code"], run["disposition"]) == (3, "proceed")
+    assert (levels(run), run["exit_code"]) == ({"n1": "inconclusive"}, 3)
 
 
 def test_a_line_in_anyones_own_batch_script_checks_and_lets_the_script_decide(site: Site) -> None:

@@ -91,38 +91,6 @@ def test_a_site_installed_as_documented_needs_no_change(well: Consulted) -> None
     assert "nodes are read through" in told
 
 
-@pytest.mark.slow
-def test_an_ordinary_user_is_told_what_can_be_told_without_rights(well: Consulted) -> None:
-    report = well.doctor("alice")
-    assert report["counts"]["change"] == 0, well.told("change", "alice")
-    assert "not root" in well.told("look", "alice")
-    assert "run doctor as root" in well.told("look", "alice")
-
-
-def test_a_user_of_a_cluster_without_a_sites_file_is_told_so_and_can_list_nodes(
-    well: Consulted,
-) -> None:
-    """As on a cluster whose administrator has installed nothing."""
-    if Path("/etc/slurm-health/config.toml").exists():
-        pytest.skip("this machine has a site's file")
-    ran = well.lab.run([COMMAND, "doctor"], user="alice", check=False)
-    assert ran.returncode == 0, ran
-    assert "no hooks are installed on this machine" in ran.stdout
-    ran = well.lab.run([COMMAND, "nodes"], user="alice", check=False)
-    assert (ran.returncode, ran.stdout) == (0, "no node is drained by slurm-health\n")
-
-
-def test_what_root_keeps_to_itself_is_not_called_missing(well: Consulted) -> None:
-    well.installed.chmod(0o700)
-    try:
-        ran = well.lab.run([COMMAND, "doctor"], user="alice", node="n1", check=False)
-        assert "Traceback" not in ran.stderr
-        assert "Prolog=" in ran.stdout
-        assert "is not there: every job fails" not in ran.stdout
-    finally:
-        well.installed.chmod(0o755)
-
-
 def test_every_mistake_is_named_with_what_to_do(wrong: Consulted) -> None:
     change, look = wrong.told("change"), wrong.told("look")
     assert f"Prolog={wrong.installed}/gone is not there" in change
@@ -133,15 +101,6 @@ def test_every_mistake_is_named_with_what_to_do(wrong: Consulted) -> None:
     assert "HealthCheckInterval=300" in look
     assert "JobRequeue=1" in look
     assert "nohold_on_prolog_fail" in look
-
-
-def test_a_journal_on_the_disk_of_each_node_is_told_where_users_can_write_it(
-    wrong: Consulted,
-) -> None:
-    wrong.on("n1", "install", "-d", "-m", "1777", "/tmp/journals", "/tmp/journals/lab")
-    change = wrong.told("change")
-    assert "own" in change
-    assert "another's records, and every check ends undecided" in change
 
 
 @pytest.mark.heavy

@@ -39,25 +39,6 @@ echo "one by one $(for i in 1 2 3; do srun -N1 -n1 hostname & done | sort | xarg
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0
 [ "$SLURM_HEALTH_RESTART_COUNT" -ge "${FAILS:-1}" ] || exec srun sleep 600
 """
-# What a training tells its monitor, without torch, until the file `end` is there.
-BEATS = """\
-import os, time
-from pathlib import Path
-from slurm_health import heartbeat
-step = 0
-while not Path("end").exists():
-    heartbeat.step(step)
-    if os.environ["SLURM_PROCID"] == "0":
-        Path("beats").write_text(str(step))
-    step += 1
-    time.sleep(0.2)
-"""
-BEATING = f"""\
-#!/bin/bash
-srun --no-kill --kill-on-bad-exit=0 --wait=0 {sys.executable} beats.py
-exit 0
-"""
-MONITOR = "slurm_health.training.monitor.agent"
 KEPT = ("-N3", "--ntasks-per-node=1", "--spares=1", "--max-restarts=1", "-x", "n5")
 
 
@@ -241,77 +222,10 @@ def test_without_a_spare_the_job_goes_on_elsewhere_without_the_faulty_node(train
 
 # --- one failure after another --------------------------------------------------------------------
 
-# The script fails twice; whoever is not named by -x may take over.
-TWICE = {"FAILS": "2"}
-
-
-def fail_on(site: Site, job: int, node: str, start: int = 0, **bad: str) -> None:
-    """Let the script of a start fail, and the check find `node` unreachable, and others bad."""
-    eventually(site, lambda: f"start {start} attempt 0" in output(site, job), "the start", 150)
-    play(site, **{node: UNREACHABLE}, **bad)
-    kill_sleeping(site, job)
-
-
-@pytest.mark.slow
-def test_two_failures_use_two_spares(training: Site) -> None:
-    options = ("-N3", "--ntasks-per-node=1", "--spares=2", "--max-restarts=2")
-    job = submit(training, *options, "nodes.sh", script="", env=TWICE)
-    fail_on(training, job, "n2")
-    fail_on(training, job, "n3", start=1, n2=UNREACHABLE)
-
-    record = training.ended(job)
-    assert (record["JobState"], record["Restarts"]) == ("COMPLETED", "0"), output(training, job)
-    said = output(training, job)
-    assert "start 1 attempt 0 on n[1,3-4]" in said
-    assert "start 2 attempt 0 on n[1,4-5]" in said
-    assert said.rindex("ran on n1 n4 n5") > said.index("start 2")
-    assert training.drained() == {}
-    training.assert_nothing_left()
-
 
 # --- the monitor of a job that loses a node -------------------------------------------------------
-
-
-def beating(site: Site, *words: str) -> int:
-    """Submit a job with a heartbeat on three nodes, and wait for its monitors."""
-    site.script("beats.py", BEATS)
-    site.script("beating.sh", BEATING)
-    (site.lab.home("alice") / "end").unlink(missing_ok=True)
-    options = ("-N3", "--ntasks-per-node=1", "--no-requeue")
-    job = submit(site, *options, *words, "beating.sh", script="")
-    eventually(site, lambda: len(site.processes_with(MONITOR)) >= 3, "monitors", 150)
-    return job
 
 
 def steps(site: Site) -> int:
     """How far the first rank is; 0 while that is being written."""
     return int(site.read("beats") or 0)
-
-
-@pytest.mark.slow
-def test_a_job_that_goes_on_without_a_lost_node_is_watched_on_the_others(training: Site) -> None:
-    job = beating(training, "--no-kill")
-    training.lab.fault.drop("n3", everything=True)
-
-    def nodes() -> tuple[str, ...]:
-        return expand(training.lab.job(job)["NodeList"])
-
-    eventually(training, lambda: nodes() == ("n1", "n2"), "the loss", 120)
-    # Its ranks go on for longer than a monitor that has lost its processes waits before it says so.
-    lost_at = steps(training)
-    eventually(training, lambda: steps(training) > lost_at + 50, "more steps", 120)
-    assert len(training.processes_with(MONITOR)) >= 2
-    (training.lab.home("alice") / "end").touch()
-    assert training.ended(job)["JobState"] == "COMPLETED"
-    assert "not running" not in output(training, job)
-
-
-@pytest.mark.slow
-def test_a_job_that_ends_with_a_lost_node_hears_nothing_of_its_watch(
-    training: Site,
-) -> None:
-    job = beating(training)
-    training.lab.fault.drop("n3", everything=True)
-
-    assert training.ended(job)["JobState"] == "NODE_FAIL"
-    assert "not running" not in output(training, job)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.hooks_support import FLAG, STATE, HookedSite, hooked_site
+from tests.e2e.hooks_support import FLAG, HookedSite, hooked_site
 from tests.support.supervised import write_executable
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
@@ -150,18 +150,3 @@ def test_a_node_that_is_only_reserved_or_drains_still_is_judged_as_any_other(
         assert site.out_of_pool()["n3"].startswith("shealth: ")
     finally:
         site.lab.run(["scontrol", "delete", "ReservationName=r"])
-
-
-def test_a_full_disk_neither_hides_a_fault_nor_condemns_a_node(site: HookedSite) -> None:
-    for node in ("n1", "n2"):
-        site.on(node, "mkdir", "-p", STATE)
-        site.on(node, "mount", "-t", "tmpfs", "-o", "size=4k,mode=0700", "full", STATE)
-        site.on(node, "sh", "-c", f"head -c 8192 /dev/zero >{STATE}/fill || true")
-    try:
-        site.on("n2", "touch", FLAG)
-        for node in ("n1", "n2"):
-            site.health_check(node)
-        assert list(site.out_of_pool()) == ["n2"]
-    finally:
-        for node in ("n1", "n2"):
-            site.on(node, "umount", STATE)

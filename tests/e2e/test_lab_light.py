@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from tests.e2e.test_lab_faults import (
     Checked,
     assert_named,
     check_nodes,
-    nothing,
 )
 from tests.lab.installed_site import Site, levels, verdict_of
 
@@ -24,12 +22,9 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 UNSEEN = "processors, memory and the network over TCP were tested, NCCL was not"
 
 
-def check_light(site: Site, count: int, meanwhile: Callable[[str], None] = nothing) -> Checked:
-    return check_nodes(site, count, meanwhile, check="light")
-
-
 def test_no_well_node_is_accused_and_the_report_says_what_was_not_seen(site: Site) -> None:
-    checked = check_light(site, 4)
+    jobs: list[str] = []
+    checked = check_nodes(site, 4, jobs.append, check="light")
 
     # On a machine with much else to do, a check may doubt a node; it never blames one.
     doubtful = [node for node, level in levels(checked.run).items() if level == "inconclusive"]
@@ -38,12 +33,7 @@ def test_no_well_node_is_accused_and_the_report_says_what_was_not_seen(site: Sit
     assert checked.run["unseen"] == f"light probes (--check=light): {UNSEEN}"
     assert all(node["figures"]["allgather_gb_per_s"] for node in checked.run["nodes"])
     assert all(node["figures"]["matmul_gflop_per_s"] for node in checked.run["nodes"])
-
-
-def test_data_goes_over_the_network_of_the_job(site: Site) -> None:
-    jobs: list[str] = []
-    check_light(site, 2, jobs.append)
-
+    # Data goes over the network of the job.
     ready = site.records(jobs[0], writer="n1")
     (said,) = (record for record in ready if record["kind"] == "workers_ready")
     assert said["backend"] == "tcp"
@@ -55,7 +45,7 @@ def test_data_goes_over_the_network_of_the_job(site: Site) -> None:
 @pytest.mark.heavy
 def test_a_node_whose_packets_are_dropped_is_faulty(site: Site) -> None:
     site.lab.fault.drop("n3")
-    checked = check_light(site, 4)
+    checked = check_nodes(site, 4, check="light")
 
     assert_named(checked, {"n3": FAULTY})
     assert verdict_of(checked.run, "n3")["component"] == "network"

@@ -44,16 +44,6 @@ def drained(lab: Lab, *more: str) -> Result:
     return lab.run(argv, check=False, deadline_s=60)
 
 
-@pytest.mark.slow
-def test_eight_thousand_nodes_apart_from_each_other_are_drained_and_read_in_one_call(
-    lab: Lab,
-) -> None:
-    assert drained(lab).stdout == f"{len(EVERY_SECOND)}\n"
-    refused = drained(lab, "stranger")
-    assert refused.returncode != 0
-    assert "Invalid node name" in refused.stderr
-
-
 def test_slurm_reads_the_names_of_eight_thousand_nodes_as_we_write_them(lab: Lab) -> None:
     said = lab.run(["scontrol", "show", "hostnames", fold(EVERY_SECOND)]).stdout
     assert said.split() == EVERY_SECOND

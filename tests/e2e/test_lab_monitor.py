@@ -103,15 +103,6 @@ def test_a_rank_that_is_stopped_is_named_and_the_training_goes_on_when_it_may(
     assert "kill -CONT" in output(training, number)
 
 
-def test_a_node_whose_packets_are_dropped_is_named(training: Site) -> None:
-    number = began(training)
-    watched(training)
-    training.lab.fault.drop("n2")
-    found = hang(training, number)
-
-    assert (found["cause"], found["nodes"]) == ("network-of-group", ["n2"])
-
-
 @pytest.mark.parametrize("how", [["scancel"], ["scancel", "--signal=KILL", "--full"]])
 def test_a_job_that_is_cancelled_while_it_is_watched_leaves_nothing(
     training: Site, how: list[str]

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,12 +25,6 @@ pytestmark = [
 SCRIPT = """#!/bin/bash
 echo begun
 srun bash -c 'until [ -e go ]; do sleep 0.2; done; echo "rank $SLURM_PROCID fails" >&2; exit 3'
-"""
-HANGING = Path(__file__).parents[1] / "support" / "training.py"
-TRAINS = f"""#!/bin/bash
-export OMP_NUM_THREADS=1 MASTER_PORT=$((20000 + SLURM_JOB_ID))
-export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-exec srun {sys.executable} training.py "$@" --step-s=1 --steps=100000 --heartbeat --at=45
 """
 LOST = "GPU has fallen off the bus"
 
@@ -115,13 +107,6 @@ def test_an_xid_on_a_node_that_is_not_the_batch_host_is_the_cause_that_the_post_
 
 
 @pytest.mark.slow
-def test_what_the_kernel_said_before_the_script_began_is_not_told(site: Site) -> None:
-    _, found = fails_after(site, lambda: None, lambda: site.lab.fault.gpu_ecc("n2", 0))
-
-    assert not any("kernel:" in line for line in found["told"]), found["told"]
-
-
-@pytest.mark.slow
 def test_a_node_that_does_not_answer_is_named_and_the_others_tell(site: Site) -> None:
     def breaks() -> None:
         site.lab.fault.gpu_vanish("n2", 0)
@@ -147,22 +132,3 @@ def test_dumps_that_only_another_node_has_are_read_there(site: Site) -> None:
     _, found = fails_after(site, lambda: None)
 
     assert not any(line.startswith("flight-recorder") for line in found["not_collected"]), found
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-def test_an_xid_on_a_node_tells_why_a_training_hangs(site: Site) -> None:
-    site.script("training.py", HANGING.read_text())
-    site.script("train.sh", TRAINS)
-    number = submit(
-        site,
-        *("-N3", "--ntasks-per-node=1", "--gres=gpu:1", "--check=matmul", "--no-requeue"),
-        *("--output=out-%j.txt", "train.sh", "own-code", "1"),
-        script="",
-    )
-    eventually(site, lambda: site.run_directory(number).joinpath("monitor.jsonl").exists(), "it")
-    site.lab.fault.gpu_vanish("n2", 0)
-    found = site.wait_record(number, "training_event", writer="monitor")["diagnosed"]
-
-    assert (found["cause"], found["accused"]) == ("gpu-broken", ["n2"]), found
-    assert found["ranks"] == [1]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.lab import Lab
 from tests.lab.installed_site import Site, eventually
-from tests.lab.played_nodes import FAULTY, play, submit
+from tests.lab.played_nodes import play, submit
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 
@@ -43,33 +43,3 @@ def test_a_failure_is_mailed_once_to_who_asked_for_mail_and_to_nobody_else(
     mail = module_site.read("mail")
     assert f"to alice: slurm-health: job {asked}: ValueError: bad label 17" in mail
     assert mail.count("slurm-health report") == 1
-
-
-@pytest.mark.heavy
-def test_a_job_that_moves_tells_its_owner_from_its_helper_job_and_waits_for_no_message(
-    module_site: Site,
-) -> None:
-    slow = "#!/bin/sh\nsleep 5\n" + MAIL.partition("\n")[2]
-    mail = module_site.lab.paths.etc / "slurm" / "mail"
-    play(module_site, n1=FAULTY)
-    mail.write_text(slow)
-    try:
-        job = submit(module_site, "-N3", "--mail-type=FAIL", script="true")
-        assert module_site.ended(job)["JobState"] == "COMPLETED"
-        subject = f"slurm-health: job {job}: moves away from n1"
-        eventually(module_site, lambda: subject in module_site.read("mail"), "the mail", 60)
-    finally:
-        mail.write_text(MAIL)
-        play(module_site)
-
-    acts = {
-        (record["kind"], record["action"]): record["time_s"]
-        for record in module_site.records(job)
-        if record["kind"].startswith("action_")
-    }
-    intended_s = acts["action_intended", "requeue"]
-    began_s = module_site.records(job, run="1")[0]["time_s"]
-    logged = [r for r in module_site.records(job) if r["kind"] == "job_outcome"]
-    assert began_s > intended_s
-    assert logged[-1]["time_s"] - intended_s < 1.0
-    assert module_site.read("mail").count(subject) == 1

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.lab.installed_site import DEADLINE_S, Site
-from tests.lab.played_nodes import APART, RAN, play, submit
+from tests.lab.played_nodes import RAN
 
 pytestmark = [
     pytest.mark.lab,
@@ -31,16 +31,6 @@ def assert_well(site: Site, job: int) -> str:
     ]
     assert accused == []
     return output
-
-
-def test_a_job_that_can_do_neither_runs_and_says_what_may_come(site: Site) -> None:
-    play(site, n3=APART, n4=APART)
-    job = submit(site, "-N4", "--no-requeue")
-    output = assert_well(site, job)
-    assert "ran on n[1-4]" in output
-    assert "n4: the path to n3 fails, a job on both may hang" in output
-    assert "continuing with n4 anyway" in output
-    assert "a job on both n3 and n4 may hang" in " ".join(site.table(job).split())
 
 
 @pytest.mark.slow

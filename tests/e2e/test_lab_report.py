@@ -49,18 +49,6 @@ def test_ones_jobs_are_listed_with_what_slurm_says_of_them(site: Site) -> None:
     site.lab.run(["scancel", str(waits)])
 
 
-def test_of_somebody_elses_job_the_report_says_whom_to_ask(site: Site) -> None:
-    play(site)
-    job = submit(site, "-N2", "--time=5")
-    site.ended(job)
-
-    done = site.health("report", str(job), user="bob")
-
-    assert (done.returncode, done.stdout) == (4, "")
-    assert "ask alice" in done.stderr
-    assert str(job) not in listed(site, user="bob")
-
-
 def test_what_became_of_the_jobs_nodes_since_is_told(site: Site) -> None:
     play(site)
     job = submit(site, "-N2", "--nodelist=n[1-2]", "--time=5")

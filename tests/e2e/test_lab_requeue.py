@@ -231,14 +231,3 @@ def test_a_job_that_is_cancelled_meanwhile_stays_cancelled_and_leaves_nothing(
     assert site.lab.job(job)["JobState"] == "CANCELLED"
     assert "ran on" not in site.lab.job_output(job)
     assert record["JobId"] == str(job)
-
-
-@pytest.mark.heavy
-def test_a_job_that_is_released_by_hand_before_its_helper_comes_runs_once(site: Site) -> None:
-    job = submit(site)
-    site.wait_record(job, "run_started")
-    with closed_partition(site):
-        await_held(site, job)
-        type_what_the_comment_says(site, job)
-        assert site.lab.job(job)["Priority"] != "0"
-    assert_ran_elsewhere(site, job)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.commands import Result
-from tests.lab.installed_site import COMMAND, DEADLINE_S, Site, kinds, levels, verdict_of
+from tests.lab.installed_site import COMMAND, DEADLINE_S, Site, kinds, levels
 
 pytestmark = [
     pytest.mark.lab,
@@ -59,39 +59,6 @@ def test_healthy_nodes_are_checked_and_train_together(trained: Site) -> None:
     # One agent per node, in the step that trains.
     for node in ("n1", "n2", "n3"):
         assert kinds(trained.records(job, "0-2", node))["workers_ready"] == 1
-
-
-def test_training_goes_on_without_a_faulty_node_where_fewer_nodes_will_do(trained: Site) -> None:
-    trained.lab.fault.drop("n3")
-    result = srun(
-        trained,
-        4,
-        *("--network-check", "--nnodes=3:4", "--nproc_per_node=2", "--max_restarts=3"),
-        *("train.py", "--epochs=1"),
-    )
-    assert result.returncode == 0, result
-    assert "6 processes" in result.stdout
-    assert any("n3 is LEFT OUT: faulty" in line for line in said_by_us(result))
-    (run,) = trained.report(last_job(trained))["runs"]
-    assert verdict_of(run, "n3")["level"] == "faulty"
-    assert "continued with n[1-2,4]" in trained.table(last_job(trained))
-
-
-def test_a_faulty_first_node_hands_over_to_the_next(trained: Site) -> None:
-    trained.lab.fault.drop("n1")
-    result = srun(trained, 4, "--network-check", "--nnodes=3:4", "train.py", "--epochs=1")
-    assert result.returncode == 0, result
-    assert "3 processes" in result.stdout
-    assert any("n1 is LEFT OUT: faulty" in line for line in said_by_us(result))
-
-
-def test_a_journal_that_no_node_can_use_is_said_once_in_a_step(trained: Site) -> None:
-    words = ("--network-check", "--journal=/proc/nowhere", "train.py", "--epochs=1")
-    result = srun(trained, 2, *words)
-    assert result.returncode == 0, result
-    (line,) = said_by_us(result)
-    assert "n1: UNCHECKED: journal" in line
-    assert "2 processes" in result.stdout
 
 
 def test_an_agent_that_is_killed_is_started_again_by_its_task(trained: Site) -> None:

@@ -82,15 +82,3 @@ def test_ctrl_c_ends_all_tasks(site: Site, tmp_path: Path) -> None:
     site.ended(job)
     site.assert_nothing_left()
     assert "TRAINS" not in site.read("ends.out")
-
-
-def test_the_others_do_not_wait_for_a_first_task_that_is_interrupted(
-    site: Site, tmp_path: Path
-) -> None:
-    job = submitted(site, tmp_path, "run --kill-on-bad-exit=0 --wait=0", n2="stuck")
-    checks(site)
-    sent(site, signal.SIGTERM, to_srun=False)
-    site.ended(job, 40.0)
-    text = site.read("ends.out")
-    assert text.count("n1: the run was ended: it was ended by SIGTERM") == 2, text
-    site.assert_nothing_left()

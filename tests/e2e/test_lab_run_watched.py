@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
-from tests.lab.installed_site import COMMAND, Site, eventually
+from tests.lab.installed_site import COMMAND, Site
 
 pytestmark = [
     pytest.mark.lab,
@@ -43,18 +42,6 @@ def submitted(site: Site, *words: str, cause: str = "stop", nodes: int = 3) -> i
     return int(ran.stdout)
 
 
-def test_a_stopped_rank_is_named_in_the_output_of_the_step(training: Site) -> None:
-    job = submitted(training)
-    said = "rank 1 on n2 has been stopped by a signal"
-    eventually(training, lambda: said in training.read(f"run-{job}.out"), "a hang", 1100)
-
-    text = training.read(f"run-{job}.out")
-    assert "slurm-health: monitor: no step for" in text
-    training.lab.run(["scancel", str(job)], user="alice")
-    training.ended(job)
-    training.assert_nothing_left()
-
-
 def test_one_that_trains_alone_is_ended_by_its_torchrun_and_its_job_is_not_cancelled(
     training: Site,
 ) -> None:
@@ -75,22 +62,4 @@ def test_one_that_is_to_be_restarted_when_it_hangs_goes_on_after_a_check(trainin
     said = training.read(f"run-{job}.out")
     assert "the training hung: rank 1 on n2 has been stopped by a signal" in said
     assert "checking n[1-3] before the workers start (restart 1 of 1)" in said
-    training.assert_nothing_left()
-
-
-def test_of_two_trainings_in_one_job_the_monitor_of_each_acts_on_its_own(training: Site) -> None:
-    words = f"{COMMAND} run --monitor=restart --max-restarts=0 --nproc-per-node=2"
-    script = (
-        "#!/bin/bash\nexport OMP_NUM_THREADS=1\n"
-        "how='--silent --step-s=1 --at=45 --steps=270'\n"
-        f"(srun -N1 -n1 -w n1 {words} training.py stop 9 $how; echo well $?) &\n"
-        f"(srun -N1 -n1 -w n2 {words} training.py stop 1 $how; echo hung $?) &\n"
-        "wait\n"
-    )
-    job = training.lab.sbatch(script, "-N2", "-wn[1-2]", "--output=run-%j.out")
-    training.ended(job, 1100)
-
-    said = training.read(f"run-{job}.out")
-    assert "rank 1 on n2 has been stopped by a signal" in said
-    assert re.findall(r"(?:well|hung) \d+", said) == ["hung 1", "well 0"], said
     training.assert_nothing_left()

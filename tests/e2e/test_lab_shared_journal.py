@@ -11,7 +11,6 @@ from contextlib import contextmanager
 import pytest
 
 from tests.lab.installed_site import Site, accused, eventually, levels
-from tests.lab.played_nodes import FAULTY, play, submit
 
 pytestmark = [
     pytest.mark.heavy,
@@ -105,22 +104,3 @@ def test_a_directory_that_another_user_laid_ready_is_passed_by_and_nothing_in_it
     assert not (site.lab.paths.root / "journals" / "stolen").exists()
     trap = site.lab.paths.root / "journals" / "trap" / "0"
     assert {each.stat().st_size for each in trap.iterdir()} == {0}
-
-
-def test_two_users_jobs_are_checked_side_by_side_at_every_attempt(site: Site, root: str) -> None:
-    bad = {"alice": "n2", "bob": "n5"}
-    leave = {"alice": "n4,n5,n6", "bob": "n1,n2,n3"}
-    jobs = {}
-    for user, node in bad.items():
-        play(site, user, **{node: FAULTY})
-        words = ("-N2", f"--exclude={leave[user]}", f"--journal={root}")
-        jobs[user] = submit(site, *words, user=user)
-    for user, job in jobs.items():
-        assert site.ended(job)["JobState"] == "COMPLETED"
-        said = site.lab.job_output(job)
-        assert "UNCHECKED" not in said
-        assert "attempt 1 ran on " in said
-        report = site.health("report", "--json", f"--journal={root}", str(job), user=user)
-        first, second = json.loads(report.stdout)["runs"]
-        assert accused(first) == {bad[user]: "faulty"}
-        assert accused(second) == {}

@@ -10,8 +10,8 @@ import pytest
 
 from slurm_health.records.nodeset import expand
 from tests.lab import Lab
-from tests.lab.installed_site import DEADLINE_S, Site
-from tests.lab.played_nodes import FAULTY, RAN, SLOW, play, submit
+from tests.lab.installed_site import Site
+from tests.lab.played_nodes import SLOW, play, submit
 
 pytestmark = [
     pytest.mark.lab,
@@ -118,19 +118,3 @@ def test_nodes_whose_gpus_are_in_use_are_none(site: Site) -> None:
 
 
 # --- spares and smaller jobs ---------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_job_that_makes_do_with_fewer_nodes_does_not_wait_for_one_that_others_use(
-    site: Site,
-) -> None:
-    # The batch host cannot be given back, so a requeue it is.
-    play(site, n1=FAULTY)
-    others = occupy(site, "n[5-6]")
-    job = submit(site, "-N3-4", "--time=5", "--ntasks-per-node=2", script=f"{RAN}; srun hostname")
-    ended = site.ended(job, DEADLINE_S)
-    output = site.lab.job_output(job)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), output
-    assert ended["NodeList"] == "n[2-4]"
-    assert [output.splitlines().count(node) for node in ("n2", "n3", "n4")] == [2, 2, 2]
-    assert site.lab.job(others)["JobState"] == "RUNNING"

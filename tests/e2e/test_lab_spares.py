@@ -19,24 +19,6 @@ echo "ran on $(srun hostname | sort | xargs)"
 """
 
 
-def test_nodes_that_are_not_needed_are_given_back_and_the_script_sees_a_smaller_job(
-    site: Site,
-) -> None:
-    script = site.script("train.sh", SCRIPT)
-    play(site)
-    job = submit(site, "-N3", "--spares=1", "--ntasks-per-node=2", script, script="")
-    record = site.ended(job)
-    assert record["JobState"] == "COMPLETED", site.read(f"slurm-{job}.out")
-    held = expand(record["NodeList"])
-    assert len(held) == 3
-    out = site.read(f"slurm-{job}.out")
-    assert f"nodes 3 3 {record['NodeList']}" in out
-    assert "tasks 6 2(x3) attempt 0" in out
-    assert f"ran on {' '.join(sorted(held * 2))}" in out
-    assert record["Restarts"] == "0"
-    site.assert_nothing_left()
-
-
 @pytest.mark.heavy
 def test_a_bad_node_is_left_behind_without_a_requeue(site: Site) -> None:
     script = site.script("train.sh", SCRIPT)

@@ -79,20 +79,6 @@ def test_a_job_that_gave_nodes_back_is_as_one_submitted_for_those_it_kept(
 
 
 @pytest.mark.slow
-def test_spares_of_an_array_are_given_back_by_each_of_its_tasks(site: Site) -> None:
-    played_nodes.play(site)
-    script = site.script("where.sh", "#!/bin/sh\nsrun hostname | sort | xargs\n")
-    number = played_nodes.submit(
-        site, "-N2", "--spares=1", "--array=1-2", "--output=w-%a", script, script=""
-    )
-    for task in (1, 2):
-        ended = site.ended(f"{number}_{task}")
-        assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0")
-        assert len(expand(ended["NodeList"])) == WANTED
-        assert site.read(f"w-{task}").splitlines()[-1].split() == list(expand(ended["NodeList"]))
-
-
-@pytest.mark.slow
 def test_one_task_of_an_array_moves_and_the_others_run_on(site: Site) -> None:
     # The last task has the array's own number, which for Slurm's commands means all of them.
     text = "#!/bin/sh\necho $SLURM_ARRAY_TASK_ID ${SLURM_RESTART_COUNT:-0} >> ran\nexec ./wait.sh\n"

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 
 import pytest
 
@@ -52,23 +51,6 @@ def test_a_sweep_checks_every_node_in_turns_and_the_history_names_the_bad_one(si
     assert turns == 2
 
 
-def test_a_dry_run_submits_nothing_and_says_what_it_would(site: Site) -> None:
-    result = sweep(site, "--dry-run", "--every=1h", "--", "--qos=scavenger")
-
-    for line in result.stdout.splitlines():
-        words = shlex.split(line)
-        assert words[0] == "sbatch"
-        assert {"--exclusive", "--no-requeue", "--qos=scavenger", "--nodes=3"} <= set(words)
-    assert site.jobs() == {}
-
-
-def test_what_slurm_has_not_is_one_line(site: Site) -> None:
-    result = site.health("sweep", "--partition=nowhere")
-
-    assert result.returncode == 2
-    assert result.stderr.startswith("slurm-health: Slurm has no partition 'nowhere'; it has ")
-
-
 # --- what becomes of its jobs --------------------------------------------------------------------
 
 
@@ -87,19 +69,6 @@ def test_a_turn_says_that_the_jobs_of_the_last_one_checked_nothing_and_why(site:
         " 2: slurm-health: --python: /nowhere/python: no such executable on this node"
         f" (job {job})"
     ) in again.stderr
-
-
-def test_the_variable_names_the_interpreter_as_for_a_job(site: Site) -> None:
-    env = {"SLURM_HEALTH_PYTHON": str(FAKE_WORKER)}
-    result = site.health("sweep", "--partition=main", "--dry-run", env=env, user="bob")
-    assert result.returncode == 0
-
-    always = ["--every=0h"]  # whatever the tests before have checked
-    (job,) = submitted(site.health("sweep", "--partition=main", *always, env=env, user="bob"))
-
-    script = site.lab.run(["scontrol", "write", "batch_script", str(job), "-"]).stdout
-    assert f"--python={FAKE_WORKER}" in script
-    site.lab.run(["scancel", str(job)])
 
 
 # --- giving way ----------------------------------------------------------------------------------

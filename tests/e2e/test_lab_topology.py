@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -42,15 +40,3 @@ def test_the_leaves_of_the_nodes_are_known_and_rounds_go_inside_and_across_them(
     assert [2, 2] in crossing
     assert [1, 1] in crossing
     assert expand(tree.ended(job)["NodeList"]) == ("n1", "n2", "n3", "n4")
-
-
-LEAVES = """\
-import json, os
-from slurm_health.system.slurm.client import Client
-print(json.dumps(Client(os.environ).leaves()))
-"""
-
-
-def test_the_breaker_learns_the_racks_from_slurm(tree: Site) -> None:
-    told = tree.lab.run([sys.executable, "-c", LEAVES], node="n1").stdout
-    assert json.loads(told) == {"leaf1": ["n1", "n2"], "leaf2": ["n3", "n4"]}

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 import pytest
 
-from tests.lab.installed_site import Gate, Site, acts, eventually, kinds, levels
-from tests.lab.played_nodes import UNREACHABLE, play, submit
+from tests.lab.installed_site import Site, acts, eventually, kinds, levels
 
 pytestmark = [
     pytest.mark.lab,
@@ -23,11 +21,6 @@ DONE = ["--wrap", "echo the script ran >> ran"]
 LAUNCHING, MEASURING = "agents_launched", "round_started"
 # What slurm-health calls when the verdict stands: to leave, to drain.
 LEAVES, DRAINS = ("requeuehold", ""), ("update", "*NodeName*")
-
-
-def gate_at(site: Site, call: tuple[str, str], user: str = "alice") -> Gate:
-    """Return a gate in front of one kind of `scontrol` call."""
-    return Gate(site, "scontrol", "".join(call), user)
 
 
 def ran(site: Site, user: str = "alice") -> int:
@@ -78,31 +71,7 @@ def test_a_job_cancelled_during_the_check_leaves_nothing(site: Site, state: str)
     assert set(levels(attempt).values()) == {None}
 
 
-def test_a_job_cancelled_just_before_a_drain_drains_nobody(site: Site) -> None:
-    gate = gate_at(site, DRAINS, "root")
-    play(site, "root", **{BAD: UNREACHABLE})
-    number = submit(site, "-N4", *DONE, user="root", script="", env=gate.environ)
-    gate.await_reached()
-    site.lab.run(["scancel", str(number)])
-    assert_cancelled_without_a_trace(site, number, "root")
-
-
 # --- the master dies ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("state", [LAUNCHING, MEASURING])
-def test_a_check_whose_master_is_killed_begins_again(site: Site, state: str) -> None:
-    number = site.submit("-N2", *DONE)
-    site.wait_record(number, state)
-    site.kill_master()
-    job = site.ended(number)
-    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0")
-    assert ran(site) == 1
-    cut_short, again = site.report(number)["runs"]
-    assert (cut_short["state"], cut_short["judged"]) == ("stopped", False)
-    assert (again["state"], again["judged"]) == ("finished", True)
-    assert "UNCHECKED" not in site.lab.job_output(number)
-    site.assert_nothing_left()
 
 
 # --- slurmctld goes away -----------------------------------------------------------------------
@@ -187,43 +156,3 @@ def test_a_journal_that_other_nodes_do_not_see_is_named_with_them(site: Site) ->
     # Every node has a /tmp of its own.
     number = site.submit("-N3", "--journal=/tmp/journal", *DONE)
     assert_ran_unchecked(site, number, "n[2-3]", "--journal")
-
-
-@pytest.mark.parametrize("blocks", [0, 1])
-def test_a_job_runs_where_the_journal_is_full(site: Site, blocks: int) -> None:
-    # Full from the start, or once the first block is written.
-    small = site.directory("small")
-    fill = f"mount -t tmpfs -o size=8k,uid=4242 none {small} && head -c {8192 - 4096 * blocks}"
-    site.lab.run(["sh", "-c", f"{fill} /dev/zero > {small}/filling"], node="n1")
-    try:
-        number = site.submit("-N1", "-wn1", f"--journal={small}", *DONE)
-        assert_ran_unchecked(site, number, "No space left on device")
-    finally:
-        site.lab.run(["umount", small], node="n1")
-
-
-OTHER_TORCH = """
-import sys, torch
-torch.__version__ = "0.0"
-"""
-
-
-def test_nodes_without_torch_or_with_another_are_undecided_and_the_job_runs(site: Site) -> None:
-    other = site.directory("other")
-    site.script("other/sitecustomize.py", OTHER_TORCH)
-    lines = [
-        "#!/bin/sh",
-        "case $(uname -n) in",
-        "n2) exec /usr/bin/python3 -I -S ;;",
-        f"n4) export PYTHONPATH={other} ;;",
-        "esac",
-        f'exec {sys.executable} "$@"',
-    ]
-    python = site.script("python", "\n".join(lines) + "\n")
-    number = site.submit("-N4", f"--python={python}", *DONE)
-    # A busy machine may leave n1 and n3 in doubt, too.
-    assert_ran_unchecked(site, number, "undecided, continuing anyway")
-    (attempt,) = site.report(number)["runs"]
-    found = levels(attempt)
-    assert (found["n2"], found["n4"]) == ("inconclusive", "inconclusive")
-    assert not {"faulty", "slow"} & set(found.values())

@@ -25,15 +25,6 @@ def comment(site: Site, job: int) -> str:
     return site.lab.run(argv).stdout.rstrip("\n")
 
 
-def await_requeued(site: Site, job: int) -> None:
-    site.lab.wait_until(
-        lambda: site.lab.job(job),
-        lambda found: (found["JobState"], found["Restarts"]) == ("PENDING", "1"),
-        f"job {job} requeued",
-        60,
-    )
-
-
 def test_a_job_that_runs_unchecked_leaves_a_journal_and_asks_slurm_for_nothing(site: Site) -> None:
     site.forget_calls()
     job = site.submit("-N2", NO_PYTHON, "--comment=mine", "--wrap=echo ran")
@@ -94,43 +85,7 @@ def test_a_check_that_dies_each_time_is_recorded_in_its_journal(site: Site) -> N
     assert "UNCHECKED: the check was started 2 times" in " ".join(site.table(job).split())
 
 
-def test_an_option_that_only_the_node_finds_wrong_is_no_lost_record(site: Site) -> None:
-    # Every node has a /tmp of its own, and so has the login node.
-    site.lab.run(["cp", "/bin/true", "/tmp/measures"], user="alice")
-    job = site.submit("-N1", "-wn1", "--check=/tmp/measures", "--wrap=echo ran")
-    assert site.ended(job)["ExitCode"] == "0:0"
-    output = site.lab.job_output(job)
-    assert (
-        "running the script anyway: UNCHECKED: --check: /tmp/measures: is not a program" in output
-    )
-    assert kinds(site.records(job))["unchecked"] == 1
-
-
 # --- signals that meet the check ----------------------------------------------------------------
-
-TRAPS = """\
-#!/bin/bash
-if [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then
-    trap 'echo "requeues itself"; scontrol requeuehold $SLURM_JOB_ID; wait' USR1
-fi
-echo "began"
-sleep 1000 &
-wait
-"""
-
-
-def test_a_signal_that_meets_the_check_reaches_the_scripts_own_trap(site: Site) -> None:
-    play(site)
-    gate = Gate(site, "srun", "")
-    script = site.script("traps.sh", TRAPS)
-    job = submit(site, "-N2", script, script="", env=gate.environ)
-    gate.await_reached()
-    site.lab.run(["scancel", "--signal=USR1", "--batch", str(job)], user="alice")
-    gate.open()
-    await_requeued(site, job)
-    output = site.lab.job_output(job)
-    assert "SIGUSR1 came before traps.sh started" in output
-    assert output.index("began") < output.index("requeues itself")
 
 
 def test_a_signal_to_all_steps_does_not_disturb_the_check(site: Site) -> None:

@@ -152,28 +152,3 @@ def test_if_node_0_is_lost_the_others_meet_again_on_the_next_one(
     trains_from(elastic[1:], 2, 1)
     (elastic[0].home.parent / "ck.hold").unlink()
     assert codes(elastic[1:]) == [0, 0], elastic
-
-
-@pytest.mark.slow
-def test_a_node_that_fails_the_check_before_a_restart_is_left_out(
-    elastic: list[Machine], master: str
-) -> None:
-    for each in elastic:
-        train(each, ["--nnodes=2:3"], master, fails=("kill", "1", "--times=1"))
-    trains_from(elastic, 3)
-    elastic[2].plays("raises")
-    trains_from(elastic, 2, 3)
-    elastic[2].says("node2 is LEFT OUT: faulty")
-    (elastic[0].home.parent / "ck.hold").unlink()
-    assert codes(elastic) == [0, 0, 0], elastic
-
-
-@pytest.mark.slow
-def test_a_training_on_one_machine_is_checked_before_its_restart(tmp_path: Path) -> None:
-    alone = Machine(tmp_path, 0, real=True)
-    arguments = given(tmp_path, "kill", "0", "--times=1")
-    alone.run(*OPTIONS, "--standalone", program=str(TRAIN), given=arguments)
-    assert codes([alone]) == [0], alone
-    assert begun_at(alone) == [(1, 0), (1, 3)]
-    assert "before the workers start (restart 1 of 2)" in alone.said
-    assert "UNCHECKED" not in alone.said

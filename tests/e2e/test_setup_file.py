@@ -13,7 +13,6 @@ from typing import Any
 from tests.support.command_line import Done, slurm_health
 
 FAKE_WORKER = Path(__file__).parents[1] / "support" / "fake_worker.py"
-NODES = ("local0", "local1", "local2", "local3")
 
 
 def check(directory: Path, setup: str, *words: str) -> Done:
@@ -72,11 +71,3 @@ def test_a_python_path_that_the_file_sets_for_its_own_interpreter_does_not_harm_
 
     assert "the wrong click" not in done.stderr
     assert {each["level"] for each in json.loads(done.stdout)["nodes"][:3]} == {"healthy"}
-
-
-def test_a_file_that_fails_ends_the_check_before_it_begins(tmp_path: Path) -> None:
-    done = check(tmp_path, "false")
-
-    assert done.code == 2
-    assert "env.sh: failed (exit code 1)" in done.stderr
-    assert not list(tmp_path.glob("journal/local/*"))
