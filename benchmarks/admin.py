@@ -134,7 +134,7 @@ SCENARIOS = (
         "a fault; full is its user's",
         (f"{_CHECKS}filesystem.py", f"{_CHECKS}kernel_log.py"),
     ),
-    Scenario("a DIMM fails", "a fault while it is new", (f"{_CHECKS}bmc.py",)),
+    Scenario("a DIMM fails", "a fault while it is new", (f"{_CHECKS}vendors.py",)),
     Scenario(
         "a clock jumps",
         "nothing is released, drained or forgotten for it",
@@ -204,7 +204,7 @@ SCENARIOS = (
         (
             f"{_HOOKS}epilog.py::test_no_number_of_jobs_of_one_user_drains_a_good_node",
             f"{_HOOKS}hostile_journals.py",
-            f"{_LAB}confirmed.py::test_a_healthy_node_that_a_forged_journal_accuses_is_measured_and_stays",
+            f"{_HOOKS}epilog.py::test_a_good_node_is_only_marked",
         ),
     ),
     Scenario(
@@ -222,7 +222,7 @@ SCENARIOS = (
         (
             f"{_HOOKS}healthcheck.py::test_a_garbled_record_is_as_good_as_none",
             f"{_HOOKS}draining.py::test_a_reset_mends_a_damaged_ledger",
-            f"{_LAB}hooks_trouble.py::test_a_full_disk_neither_hides_a_fault_nor_condemns_a_node",
+            f"{_HOOKS}healthcheck.py::test_a_record_that_cannot_be_kept_is_told_and_drains_all_the_same",
         ),
     ),
     Scenario(

@@ -170,12 +170,6 @@ def test_a_diagnostic_that_did_not_run_says_nothing_of_the_node(
     assert said in found.text
 
 
-def test_a_long_document_is_read_whole(tmp_path: Path) -> None:
-    results = [failed(MEMORY) for _ in range(1000)]
-
-    assert run(tmp_path, document("Hardware", "memory", *results)).status is Status.NODE_FAULT
-
-
 def test_it_is_drafted_where_it_is_installed(tmp_path: Path) -> None:
     assert "[checks.dcgm]" not in draft(CheckContext(root=tmp_path), node="n1")[0]
     (tmp_path / "usr/bin").mkdir(parents=True)

@@ -22,16 +22,6 @@ def test_a_job_without_a_journal_accuses_nobody(story: Story) -> None:
     assert story.node.slurm.calls() == []
 
 
-def test_pytests_own_directory_may_be_closed_while_a_journal_is_read(
-    story: Story, tmp_path: Path
-) -> None:
-    """Each session of tests that begins closes what those of all sessions of its user are in."""
-    story.write(journal())
-    tmp_path.chmod(0o700)
-    story.ended()
-    assert "accuses this node" in story.node.said
-
-
 @pytest.mark.root
 def test_a_journal_that_its_own_user_cannot_reach_is_told(story: Story) -> None:
     story.write(journal(), uid=1)

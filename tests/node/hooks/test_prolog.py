@@ -200,12 +200,6 @@ def test_a_controller_in_trouble_drains_nobody_and_the_job_starts(
     assert shared.read_ledger(node.site.breaker).entries == ()
 
 
-def test_a_missing_scontrol_drains_nobody(node: Node) -> None:
-    node.break_it()
-    assert not node.prolog(PATH="/nowhere")
-    assert "scontrol not found" in node.said
-
-
 # --- the breaker --------------------------------------------------
 
 
