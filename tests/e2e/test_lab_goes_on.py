@@ -206,23 +206,6 @@ def kill_sleeping(site: Site, job: int) -> None:
     eventually(site, ended, f"the end of step {step}")
 
 
-def test_without_a_spare_the_job_goes_on_elsewhere_without_the_faulty_node(training: Site) -> None:
-    options = ("-N3", "--ntasks-per-node=1", "--max-restarts=1")
-    job = submit(training, *options, "nodes.sh", script="")
-    begun(training, job)
-    play(training, n2=UNREACHABLE)
-    kill_sleeping(training, job)
-
-    record = training.ended(job)
-    assert (record["JobState"], record["Restarts"]) == ("COMPLETED", "1"), output(training, job)
-    assert record["ExcNodeList"] == "n2"
-    assert "start 0 attempt 1 on n" in output(training, job)
-    assert "n2" not in expand(record["NodeList"])
-
-
-# --- one failure after another --------------------------------------------------------------------
-
-
 # --- the monitor of a job that loses a node -------------------------------------------------------
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.hooks_support import FLAG, HookedSite, hooked_site
-from tests.support.supervised import write_executable
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
 
@@ -47,33 +45,6 @@ def test_with_slurmctld_slower_than_a_hook_waits_nothing_is_drained(site: Hooked
             os.kill(pid, signal.SIGCONT)
     assert "could not query Slurm" in site.hook_log("n2")
     assert site.out_of_pool() == {}
-    site.health_check("n2")
-    assert list(site.out_of_pool()) == ["n2"]
-
-
-@pytest.mark.slow
-def test_a_health_check_that_slurmctld_answers_late_ends_before_it_is_ended(
-    site: HookedSite,
-) -> None:
-    """Each answer comes within its limit, and all together would take longer than Slurm allows."""
-    argv = ["sleep", "12"]
-    more = f"[checks.long]\ncheck='command'\nargv={argv}\ntime_limit_s=20\n"
-    site.configure(f"{more}contexts=['healthcheck']\n", share=0.5)
-    slow = site.installed / "slow"
-    slow.mkdir(exist_ok=True)
-    write_executable(slow / "scontrol", '#!/bin/sh\nsleep 7.5\nexec /usr/bin/scontrol "$@"\n')
-    shim = (site.installed / "healthcheck").read_text()
-    shim = re.sub("^slurm=.*$", f"slurm={slow}", shim, flags=re.MULTILINE)
-    write_executable(site.installed / "late", shim)
-    site.on("n2", "touch", FLAG)
-    site.health_check("n2")
-    site.lab.run(["scontrol", "update", "NodeName=n2", "State=RESUME"])
-    began = time.monotonic()
-    ran = site.lab.run([str(site.installed / "late")], node="n2", env={"SLURMD_NODENAME": "n2"})
-    assert time.monotonic() - began < 50
-    assert "not checked" not in ran.stderr
-    # It asks before it drains: which of the two is too late depends on what else runs.
-    assert "did not answer" in site.hook_log("n2")
     site.health_check("n2")
     assert list(site.out_of_pool()) == ["n2"]
 
@@ -138,15 +109,3 @@ def test_a_node_in_the_hands_of_others_is_left_as_it_is(
         if undo:
             site.lab.run(["scontrol", *undo], check=False)
         site.lab.run(["scontrol", "update", "NodeName=n3", "State=RESUME"], check=False)
-
-
-def test_a_node_that_is_only_reserved_or_drains_still_is_judged_as_any_other(
-    site: HookedSite,
-) -> None:
-    site.lab.run(["scontrol", "create", "ReservationName=r", *RESERVED])
-    try:
-        site.on("n3", "touch", FLAG)
-        site.health_check("n3")
-        assert site.out_of_pool()["n3"].startswith("shealth: ")
-    finally:
-        site.lab.run(["scontrol", "delete", "ReservationName=r"])

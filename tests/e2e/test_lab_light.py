@@ -60,20 +60,6 @@ def without_torch(site: Site) -> str:
     return site.script("bare-python", f'#!/bin/sh\nexec {base} -I -S "$@"\n')
 
 
-@pytest.mark.heavy
-def test_where_no_node_has_torch_light_probes_measure_and_the_report_says_why(site: Site) -> None:
-    python = without_torch(site)
-    result = site.check(["-N4"], f"--python={python}")
-
-    # Nobody is blamed; what one has measured on a machine that is busy enough may be doubted.
-    assert result.returncode in (0, 3), result
-    assert "4 and 3 more" not in result.stdout
-    assert "has no torch" in " ".join(result.stdout.split())
-    assert result.stdout.startswith("light probes (")
-    assert UNSEEN in " ".join(result.stdout.split())
-    assert "UNCHECKED" not in result.stdout + result.stderr
-
-
 @pytest.mark.slow
 def test_where_one_node_lacks_torch_light_probes_measure_all_and_nobody_is_blamed(
     site: Site,

@@ -147,19 +147,6 @@ def test_a_job_looks_to_slurm_as_with_sbatch(site: Site) -> None:
     assert plain == ours
 
 
-@pytest.mark.heavy
-def test_sbatchs_own_answer_is_what_the_user_sees(site: Site) -> None:
-    script = site.script("quick.sh", "#!/bin/sh\nexit 6\n")
-    plain = run(site, "sbatch", "-N1", script)
-    ours = run(site, *OURS, "-N1", script)
-    number = int(ours.stdout.split()[-1])
-    assert ours.stdout == plain.stdout.replace(plain.stdout.split()[-1], str(number))
-    assert (ours.stderr, ours.returncode) == (plain.stderr, plain.returncode)
-    # It may also wait and take over the code.
-    assert run(site, *OURS, "--wait", "-N1", script).returncode == 6
-    assert site.report(number)["runs"][0]["script"]["exit_code"] == 6
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -78,13 +78,6 @@ def test_an_array_has_each_node_checked_once_and_then_again_once_something_is_se
     assert not site.out_of_pool()
 
 
-@pytest.mark.slow
-def test_what_lies_between_nodes_is_checked_all_the_same(site: HookedSite) -> None:
-    before = journals(site)
-    job = run(site, "-N2")
-    assert journals(site) - before == {job}
-
-
 @pytest.mark.heavy
 def test_no_user_can_say_that_a_node_has_passed(site: HookedSite) -> None:
     forging = f"#!/bin/sh\ncd {PLACE} || exit\nmv passes.json o; rm -f *; echo '[]' >passes.json\n"

@@ -195,22 +195,6 @@ def test_a_master_that_is_killed_while_it_acts_does_nothing_twice(
     assert list(site.drained()) == ([BAD] if user == "root" else [])
 
 
-# --- the controller ------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("when", ["requeuehold", "ExcNodeList=", "StartTime=now"])
-def test_a_controller_that_restarts_in_between_delays_the_job_and_no_more(
-    site: Site, when: str
-) -> None:
-    gate = Gate(site, "scontrol", when)
-    job = submit(site, env=gate.environ)
-    gate.await_reached()
-    site.lab.restart_slurmctld()
-    gate.open()
-    assert_ran_elsewhere(site, job)
-
-
 # --- the user ------------------------------------------------------------------------------------
 
 

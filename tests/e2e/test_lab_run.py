@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.commands import Result
-from tests.lab.installed_site import COMMAND, DEADLINE_S, Site, kinds, levels
+from tests.lab.installed_site import COMMAND, DEADLINE_S, Site
 
 pytestmark = [
     pytest.mark.lab,
@@ -44,21 +44,6 @@ def last_job(site: Site) -> int:
 
 def said_by_us(result: Result) -> list[str]:
     return [line for line in result.stderr.splitlines() if line.startswith("slurm-health: ")]
-
-
-def test_healthy_nodes_are_checked_and_train_together(trained: Site) -> None:
-    result = srun(trained, 3, "--network-check", "--max_restarts=3", "train.py", "--epochs=1")
-    assert result.returncode == 0, result
-    assert "3 processes" in result.stdout
-    job = last_job(trained)
-    (run,) = trained.report(job)["runs"]
-    # On a machine with much else to do, a check may doubt a node; it never blames one.
-    found = set(levels(run).values())
-    assert found <= {"healthy", "inconclusive"}
-    assert said_by_us(result)[-1].endswith("all healthy") == (found == {"healthy"})
-    # One agent per node, in the step that trains.
-    for node in ("n1", "n2", "n3"):
-        assert kinds(trained.records(job, "0-2", node))["workers_ready"] == 1
 
 
 def test_an_agent_that_is_killed_is_started_again_by_its_task(trained: Site) -> None:

@@ -89,13 +89,6 @@ def test_a_job_moves_where_its_features_and_gpus_are(site: Site) -> None:
 # --- where none is -------------------------------------------------------------------------------
 
 
-def test_nodes_that_are_drained_are_no_place_to_go_to(site: Site) -> None:
-    play(site, n3=SLOW)
-    update(site, "NodeName=n[5-6]", "State=DRAIN", "Reason=somebody's")
-    job = submit(site, "-N4", "--time=5")
-    assert_stayed(site, job, "n[1-4]", NO_OTHERS)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["now", "now+10minutes"])
 def test_nodes_that_are_reserved_for_others_are_none_either(site: Site, start: str) -> None:
@@ -107,14 +100,6 @@ def test_nodes_that_are_reserved_for_others_are_none_either(site: Site, start: s
         assert_stayed(site, job, "n[1-4]", NO_OTHERS)
     finally:
         site.lab.run(["scontrol", "delete", "reservationname=theirs"])
-
-
-@pytest.mark.slow
-def test_nodes_whose_gpus_are_in_use_are_none(site: Site) -> None:
-    play(site, n3=SLOW)
-    occupy(site, "n[5-6]", "--gres=gpu:1")
-    job = submit(site, "-N4", "--time=5", "--gres=gpu:2")
-    assert_stayed(site, job, "n[1-4]", NO_OTHERS)
 
 
 # --- spare nodes: a job leaves bad nodes behind without leaving its allocation --------------------
@@ -140,19 +125,6 @@ def test_a_bad_node_is_left_behind_without_a_requeue(site: Site) -> None:
     assert f"ran on {' '.join(expand(record['NodeList']))}" in site.read(f"slurm-{job}.out")
     assert "gave back n3" in site.table(job)
     assert site.drained() == {}
-
-
-@pytest.mark.heavy
-def test_a_bad_batch_host_cannot_be_given_back_so_the_job_is_requeued(site: Site) -> None:
-    script = site.script("train.sh", COUNTS)
-    play(site, n1=UNREACHABLE)
-    job = submit(site, "-N3", "--spares=1", script, script="")
-    record = site.ended(job)
-    assert record["JobState"] == "COMPLETED", site.read(f"slurm-{job}.out")
-    assert record["Restarts"] == "1"
-    assert record["ExcNodeList"] == "n1"
-    assert len(expand(record["NodeList"])) == 3
-    assert "n1" not in expand(record["NodeList"])
 
 
 @pytest.mark.heavy

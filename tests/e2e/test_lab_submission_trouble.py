@@ -52,9 +52,6 @@ def reservation(site: Site) -> Iterator[str]:
     site.lab.run(["scontrol", "delete", "ReservationName=mine"])
 
 
-# --- more nodes than there are -----------------------------------------------------------------
-
-
 # --- fixed nodes, reservations, partitions -----------------------------------------------------
 
 

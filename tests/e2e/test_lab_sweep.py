@@ -52,26 +52,6 @@ def test_a_sweep_checks_every_node_in_turns_and_the_history_names_the_bad_one(si
     assert turns == 2
 
 
-# --- what becomes of its jobs --------------------------------------------------------------------
-
-
-def test_a_turn_says_that_the_jobs_of_the_last_one_checked_nothing_and_why(site: Site) -> None:
-    (job,) = submitted(
-        site.health("sweep", "--partition=main", "--python=/nowhere/python", user="bob")
-    )
-    assert site.ended(job)["ExitCode"] == "2:0"
-    eventually(site, lambda: not site.jobs(), "the end of a check")
-
-    again = sweep(site, user="bob")
-
-    assert submitted(again, code=3)  # it goes on: this one may find what that one lacked
-    assert (
-        "of 1 job that has ended, 0 checked its nodes, 1 checked nothing: its check ended with"
-        " 2: slurm-health: --python: /nowhere/python: no such executable on this node"
-        f" (job {job})"
-    ) in again.stderr
-
-
 # --- giving way ----------------------------------------------------------------------------------
 
 # As docs/admin/fleet.md has it: a partition over the same nodes that all others preempt.

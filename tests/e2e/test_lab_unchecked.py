@@ -16,7 +16,6 @@ pytestmark = [
 ]
 
 NO_PYTHON = "--python=/no/such/python"
-NO_JOURNAL = "--journal=/proc/journal"
 WHY = "UNCHECKED: --python: /no/such/python: no such executable on this node; correct that"
 
 
@@ -40,18 +39,6 @@ def test_a_job_that_runs_unchecked_leaves_a_journal_and_asks_slurm_for_nothing(s
     assert WHY in site.table(job)
     assert comment(site, job) == "mine"
     assert not {name for name in calls if "UPDATE_JOB" in name}
-
-
-def test_where_the_journal_fails_the_comment_says_so_beside_the_jobs_own(site: Site) -> None:
-    job = site.submit("-N2", NO_JOURNAL, "--comment=mine: a=b", "--wrap=echo ran")
-    assert site.ended(job)["ExitCode"] == "0:0"
-    said = comment(site, job)
-    assert said.startswith("slurm-health: UNCHECKED: journal /proc/journal")
-    assert said.endswith(" | own comment: mine: a=b")
-    report = site.health("report", str(job))
-    assert report.returncode == 4
-    assert "its comment in Slurm says (completed): UNCHECKED: journal /proc/" in report.stderr
-    assert "mine" not in report.stderr
 
 
 @pytest.mark.parametrize(("choice", "state"), [("proceed", "COMPLETED"), ("stop", "FAILED")])

@@ -88,28 +88,6 @@ def test_one_machine_is_checked_and_trains(tmp_path: Path) -> None:
     assert list(tmp_path.glob("journal/local/*/0-2/master.jsonl"))
 
 
-@pytest.mark.slow
-def test_a_process_that_never_comes_is_left_out_where_it_may_be(
-    tmp_path: Path, free_port: str
-) -> None:
-    nodes = [
-        Node(
-            tmp_path,
-            *("--network-check", "--nnodes=2:3", "--rdzv-id=a7", f"--node_rank={rank}"),
-            *("--rdzv-backend=c10d", TRAIN, "--epochs=1"),
-            trains=True,
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=free_port,
-        )
-        for rank in range(2)
-    ]
-    ends = [node.end() for node in nodes]
-    assert [code for code, _, _ in ends] == [0, 0], ends
-    assert "2 processes" in ends[0][1] + ends[1][1]
-    said = "without node2: inconclusive, could not be measured: it has not connected to node0"
-    assert said in ends[0][2]
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize("monitor", ["report", "off"])
 def test_the_process_ends_as_its_torchrun_does(tmp_path: Path, monitor: str) -> None:

@@ -38,11 +38,6 @@ def codes(machines: list[Machine]) -> list[int]:
     return [each.end() for each in machines]
 
 
-def job_of(machine: Machine) -> str:
-    (journal,) = machine.journals()
-    return journal.parts[-3]
-
-
 def trained(machine: Machine, option: str) -> str:
     """Return the last value of an option that torchrun was called with."""
     return str(re.findall(rf"--{option}=(\S+)", machine.said.partition("TRAINS")[2])[-1])
@@ -74,23 +69,6 @@ def test_machines_that_share_nothing_are_checked_and_train(
     assert [len(each.journals()) for each in machines] == [1, 0, 0]
 
 
-def test_the_report_is_on_node_0_and_the_others_say_where(
-    machines: list[Machine], master: str
-) -> None:
-    for each in machines:
-        each.run("--nnodes=3", MASTER_ADDR=master)
-    assert codes(machines) == [0, 0, 0], machines
-    job = job_of(machines[0])
-    assert f"slurm-health report {job}" in machines[0].said
-    there = machines[0].report(job)
-    assert there.returncode == 0
-    assert "node[0-2]" in there.stdout
-    here = machines[1].report(job)
-    assert here.returncode == 4
-    assert str(machines[0].home) in here.stderr
-    assert f"run slurm-health report {job} there" in here.stderr
-
-
 def test_a_faulty_node_is_left_out_and_the_others_train(
     machines: list[Machine], master: str
 ) -> None:
@@ -101,34 +79,6 @@ def test_a_faulty_node_is_left_out_and_the_others_train(
     assert "node1 is LEFT OUT: faulty" in machines[1].said
     assert "TRAINS" not in machines[1].said
     assert [trained(machines[each], "nnodes") for each in (0, 2)] == ["2:3", "2:3"]
-
-
-def test_the_training_meets_elsewhere_where_node_0_is_left_out(
-    machines: list[Machine], master: str
-) -> None:
-    machines[0].plays("raises")
-    for each in machines:
-        each.run(
-            "--nnodes=2:3",
-            "--node-rank",
-            str(each.rank),
-            MASTER_ADDR="localhost",
-            MASTER_PORT=master[-5:],
-        )
-    assert codes(machines) == [0, 0, 0], machines
-    assert "node0 is LEFT OUT" in machines[0].said
-    assert trained(machines[1], "rdzv-endpoint") == f"127.0.0.1:{master[-5:]}"
-    hosts = [trained(machines[each], "rdzv-conf")[:9] for each in (1, 2)]
-    assert hosts == ["is_host=1", "is_host=0"]
-
-
-def test_with_too_few_good_nodes_nothing_starts(machines: list[Machine], master: str) -> None:
-    machines[2].plays("raises")
-    for each in machines:
-        each.run("--nnodes=3", MASTER_ADDR=master)
-    assert codes(machines) == [1, 1, 1], machines
-    assert "training does NOT start: node2 is faulty" in machines[0].said
-    assert not any("TRAINS" in each.said for each in machines)
 
 
 def test_nodes_that_know_the_secret_take_part(
@@ -188,15 +138,6 @@ def test_an_interrupt_of_one_node_ends_all(machines: list[Machine], master: str,
     assert "was ended by" in machines[2].said
     eventually(lambda: all_gone(str(machines[1].python.parent.parent)), "all processes are gone")
     assert [each.left() for each in machines] == [[], [], []]
-
-
-@pytest.mark.heavy
-def test_a_node_that_comes_late_is_waited_for(machines: list[Machine], master: str) -> None:
-    for each in machines[:2]:
-        each.run("--nnodes=3", MASTER_ADDR=master)
-    machines[0].says("waiting for node2")
-    machines[2].run("--nnodes=3", MASTER_ADDR=master)
-    assert codes(machines) == [0, 0, 0], machines
 
 
 def test_nodes_meet_over_ipv6(machines: list[Machine]) -> None:

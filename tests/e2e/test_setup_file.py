@@ -52,16 +52,6 @@ def test_the_probes_run_with_what_the_file_exports_and_a_failed_exchange_names_t
     assert "secret" not in written + done.stdout + done.stderr
 
 
-def test_the_interpreter_is_looked_for_where_the_file_puts_it(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python3").write_text("#!/bin/sh\nexec true\n")
-    (tmp_path / "bin" / "python3").chmod(0o755)
-
-    check(tmp_path, f"PATH={tmp_path}/bin:$PATH")
-
-    assert run_started(tmp_path)["settings"]["python"] == f"{tmp_path}/bin/python3"
-
-
 def test_a_python_path_that_the_file_sets_for_its_own_interpreter_does_not_harm_the_agents(
     tmp_path: Path,
 ) -> None:

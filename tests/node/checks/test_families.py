@@ -23,7 +23,7 @@ FIELDS = "rw,relatime 0 0"
 EDAC = "/sys/devices/system/edac/mc/mc0"
 CLOCK = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 PAGES = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
-NET, IB_0, IB_1 = "/sys/class/net/eth0", IB.format(n=0), IB.format(n=1)
+NET, IB_0 = "/sys/class/net/eth0", IB.format(n=0)
 
 HEALTHY: list[Check] = [
     Memory(min_total_gib=490, min_available_gib=100),
