@@ -30,12 +30,13 @@ TRAINING = Path(__file__).parents[1] / "support" / "training.py"
 # The first start hangs, the others train for some steps. What comes behind the step must not run
 # once the script is ended for its hang.
 SCRIPT = f"""#!/bin/bash
-export OMP_NUM_THREADS=1 MASTER_PORT=$((20000 + 10 * SLURM_JOB_ID + SLURM_HEALTH_RESTART_COUNT))
+start=${{SLURM_HEALTH_RESTART_COUNT:-0}}
+export OMP_NUM_THREADS=1 MASTER_PORT=$((20000 + 10 * SLURM_JOB_ID + start))
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-echo "start $SLURM_HEALTH_RESTART_COUNT on $SLURM_JOB_NODELIST"
-[ "$SLURM_HEALTH_RESTART_COUNT" -lt 1 ] || {{ TRAINS="$TRAINS --steps=5"; set --; }}
+echo "start $start on $SLURM_JOB_NODELIST"
+[ "$start" -lt 1 ] || {{ TRAINS="$TRAINS --steps=5"; set --; }}
 srun {sys.executable} training.py $TRAINS "$@" || code=$?
-echo "behind the step $SLURM_HEALTH_RESTART_COUNT"
+echo "behind the step $start"
 exit "${{code:-0}}"
 """
 TRAINS = "--step-s=1 --steps=100000"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from slurm_health.records.nodeset import fold
 from tests.lab import Lab
 from tests.lab.installed_site import Site, eventually
 from tests.lab.played_nodes import play, submit
@@ -97,8 +98,8 @@ def test_what_is_asked_of_slurm_is_answered_in_full_whatever_it_shows_by_itself(
     play(site)
     words = ("-wn1", "-phidden", "-Jhidden", "--no-requeue")
     running = submit(site, "-N1", *words, script="srun sleep 600")
-    words = ("-N4", "--exclusive", "-phidden", "-Jrival", "--wrap=true")
-    rival = int(site.lab.run(["sbatch", "--parsable", *words], user="alice").stdout)
+    beside = ("-N4", "--exclusive", "-phidden", "-Jrival", "--wrap=true")
+    rival = int(site.lab.run(["sbatch", "--parsable", *beside], user="alice").stdout)
 
     def answers(env: dict[str, str]) -> list[object]:
         argv = [sys.executable, "-c", ASKS, str(running)]
@@ -115,3 +116,8 @@ def test_what_is_asked_of_slurm_is_answered_in_full_whatever_it_shows_by_itself(
     # It cancels without a question.
     site.lab.run([sys.executable, "-c", CANCELS, str(running)], user="alice", env=CHOSEN)
     assert site.ended(running)["JobState"] == "CANCELLED"
+
+
+def test_slurm_reads_the_names_of_eight_thousand_nodes_as_we_write_them(site: Site) -> None:
+    names = [f"m{number:05d}" for number in range(1, 16_000, 2)]  # no two can be folded to a range
+    assert site.lab.run(["scontrol", "show", "hostnames", fold(names)]).stdout.split() == names

@@ -75,17 +75,14 @@ def test_eight_prologs_at_once_drain_once_and_all_keep_their_job_away(
     node.break_it()
     assert at_once(node, range(100, 108)) == [1] * 8
     assert len(updates(slurm)) == 1
-    kept = state.load_record(node.site.state)
-    assert kept is not None
-    assert kept.reason == drain_note.unsigned(node.reason)
+    assert node.record.reason == drain_note.unsigned(node.reason)
     assert len(shared.read_ledger(node.site.breaker).entries) == 1
 
 
 def test_a_record_that_is_newer_than_what_a_hook_has_read_stays(node: Node) -> None:
     node.break_it()
     node.prolog(job=7)
-    old = state.load_record(node.site.state)
-    assert old is not None
+    old = node.record
     node.slurm.set({"n3": ("IDLE", "")})
     node.now_s += 60
     node.prolog(job=8)
@@ -139,9 +136,7 @@ def test_a_hook_that_is_killed_at_any_call_is_finished_by_the_next_and_counts_on
     node.now_s += 60
     assert node.prolog(job=8, uid=8)
     assert node.state == "IDLE+DRAIN"
-    kept = state.load_record(node.site.state)
-    assert kept is not None
-    assert kept.reason == drain_note.unsigned(node.reason)
+    assert node.record.reason == drain_note.unsigned(node.reason)
     within = {entry.node for entry in shared.read_ledger(node.site.breaker).entries}
     assert within == {"n3"}
 
@@ -250,9 +245,7 @@ def test_a_node_that_is_drained_more_than_three_times_a_day_waits_for_a_person(
         slurm.set({"n3": ("IDLE", "")})
         node.now_s += 3600
         assert node.prolog(job=job, uid=job)
-        kept = state.load_record(node.site.state)
-        assert kept is not None
-        assert kept.retest == (() if job == 4 else ("scratch",))
+        assert node.record.retest == (() if job == 4 else ("scratch",))
     assert "an administrator has to release it" in node.said
 
 
@@ -284,9 +277,7 @@ def test_one_node_whose_shared_filesystem_hangs_is_drained_by_what_slurm_shows(
     silent(node).break_it()
     assert node.prolog()
     assert node.state == "IDLE+DRAIN"
-    kept = state.load_record(node.site.state)
-    assert kept is not None
-    assert kept.confirmed
+    assert node.record.confirmed
 
 
 def test_if_all_lose_it_two_are_drained_and_a_problem_of_the_server_is_reported_once(

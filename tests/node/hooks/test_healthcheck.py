@@ -126,8 +126,7 @@ def test_another_fault_keeps_it_although_its_own_check_passes(drained: Node) -> 
 def test_a_check_that_cannot_be_measured_is_no_pass(drained: Node) -> None:
     node = drained
     node.more = "[checks.memory2]\ncheck='memory'\n"
-    kept = state.load_record(node.site.state)
-    assert kept is not None
+    kept = node.record
     state.save_record(node.site.state, msgspec.structs.replace(kept, retest=("scratch", "memory2")))
     (node.machine / "proc/meminfo").unlink()
     pass_after_pass(node, 5)
@@ -182,8 +181,7 @@ def test_a_node_that_something_else_holds_is_not_released(
 def test_a_release_is_noticed_although_no_check_can_tell_any_more(
     drained: Node, slurm: HookedSlurm
 ) -> None:
-    kept = state.load_record(drained.site.state)
-    assert kept is not None
+    kept = drained.record
     state.save_record(drained.site.state, msgspec.structs.replace(kept, retest=("gone",)))
     metrics = drained.directory / "metrics"
     metrics.mkdir()

@@ -90,9 +90,7 @@ def test_an_hour_and_a_day_without_repair_return_nothing(clock: Clock, text: str
     check_often(clock, 3)
     check_often(clock, 24)
     assert node.state == "IDLE+DRAIN"
-    kept = state.load_record(node.site.state)
-    assert kept is not None
-    assert kept.passes == 0
+    assert node.record.passes == 0
 
 
 def test_a_clock_that_is_set_back_returns_nothing(clock: Clock) -> None:
@@ -173,8 +171,7 @@ def test_a_drain_that_slurm_refused_is_nobodys_word(clock: Clock, slurm: HookedS
 def test_a_person_who_repeats_the_checks_sees_why_it_does_not_come_back(clock: Clock) -> None:
     node = drained_for(clock, _XID)
     clock.go(86400)
-    kept = state.load_record(node.site.state)
-    assert kept is not None
+    kept = node.record
     place = CheckContext(root=node.machine, now_s=node.now_s, context="retest")
     (found,) = repeat(node.site, kept, place)
     assert "Xid 48" in found.finding.text
@@ -216,8 +213,7 @@ def test_an_exclusive_test_runs_on_an_idle_node_only(
     import msgspec
 
     _exclusive(drained)
-    kept = state.load_record(drained.site.state)
-    assert kept is not None
+    kept = drained.record
     state.save_record(drained.site.state, msgspec.structs.replace(kept, retest=("burn",)))
     slurm.set({"n3": (shown, drained.reason)})
     pass_after_pass(drained, 1)
@@ -235,8 +231,7 @@ def test_two_tests_that_each_need_the_node_alone_do_not_run_side_by_side(
     for name in ("burn", "bench"):
         drained.more += f"[checks.{name}]\ncheck='command'\nexclusive=true\n"
         drained.more += f"contexts=['retest']\nargv=['sh', '-c', '{text}']\n"
-    kept = state.load_record(drained.site.state)
-    assert kept is not None
+    kept = drained.record
     again = msgspec.structs.replace(kept, retest=("burn", "bench"))
     state.save_record(drained.site.state, again)
     slurm.set({"n3": ("IDLE+DRAIN", drained.reason)})
