@@ -100,21 +100,14 @@ def test_a_clock_that_is_set_back_returns_nothing(clock: Clock) -> None:
     assert node.state == "IDLE+DRAIN"
 
 
-def test_a_log_that_has_lost_the_message_is_no_pass(clock: Clock) -> None:
-    node = drained_for(clock, _XID)
-    clock.go(4000)
-    clock.messages = [(clock.uptime_s - 60, "a.out[77]: segfault at 0")] * 9
-    clock.first = 4711
-    check_often(clock, 8)
-    assert node.state == "IDLE+DRAIN"
-    assert "does not reach back to the drain" in node.said
-
-
-def test_a_log_that_has_lost_the_message_and_reaches_back_to_the_drain_is_no_pass(
-    clock: Clock,
+@pytest.mark.parametrize(("later_s", "reaches_back_s"), [(4000, 60), (0, 5)])
+def test_a_log_that_has_lost_the_message_is_no_pass(
+    clock: Clock, later_s: float, reaches_back_s: float
 ) -> None:
+    """Not even if it reaches back to the drain."""
     node = drained_for(clock, _XID)
-    clock.messages = [(clock.uptime_s - 5, "a.out[77]: segfault at 0")] * 9
+    clock.go(later_s)
+    clock.messages = [(clock.uptime_s - reaches_back_s, "a.out[77]: segfault at 0")] * 9
     clock.first = 4711
     check_often(clock, 8)
     assert node.state == "IDLE+DRAIN"

@@ -12,7 +12,6 @@ from slurm_health.node import repair
 from slurm_health.node.hooks import nodes
 from slurm_health.node.notify import EventKind
 from slurm_health.node.rules.repair import Outcome, RepairAttempt, RepairStep
-from slurm_health.node.store import held
 from slurm_health.system.nvml import GpuDevice, Gpus
 from slurm_health.system.slurm.client import Client
 from tests.support.hooked_node import Node
@@ -244,14 +243,6 @@ def test_a_node_that_slurm_no_longer_has_is_reported_once(
     text = "cloud7 is not back from its reboot"
     assert events(rack[1]) == [(EventKind.STEP_FAILED, text), (EventKind.ADMINISTRATOR, text)]
     assert len(slurm.calls()) == asked
-
-
-def test_while_a_step_is_taken_nothing_is_checked(node: Node) -> None:
-    repaired(node, "'reboot'")
-    faulty(node)
-    with held(node.site.state / repair.LOCK):
-        assert "a step to repair it is under way: nothing is checked" in again(node)
-    assert "under way" not in again(node).partition("repair: reboot")[0]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[3]"])
