@@ -53,7 +53,7 @@ SCENARIOS = (
             f"{_HOOKS}prolog.py::test_a_rack_that_fails_at_once_is_not_drained",
             "tests/node/test_store.py",
             "tests/node/rules/test_rules.py::test_no_sequence_of_drains_gets_past_the_breaker",
-            f"{_LAB}hooks_trouble.py::test_a_rack_that_fails_in_the_same_moment_is_not_drained",
+            f"{_LAB}hooks.py::test_a_rack_that_fails_in_the_same_moment_is_not_drained",
         ),
     ),
     Scenario(
@@ -164,7 +164,7 @@ SCENARIOS = (
         (
             f"{_HOOKS}prolog.py::test_a_controller_in_trouble_drains_nobody_and_the_job_starts",
             f"{_HOOKS}draining.py::test_drains_that_slurm_may_do_yet_count_against_the_share",
-            f"{_LAB}hooks_trouble.py::test_with_slurmctld_slower_than_a_hook_waits_nothing_is_drained",
+            f"{_LAB}hooks.py::test_with_slurmctld_slower_than_a_hook_waits_nothing_is_drained",
         ),
     ),
     Scenario(
@@ -173,7 +173,7 @@ SCENARIOS = (
         (
             f"{_HOOKS}prolog.py::test_a_node_that_is_drained_keeps_its_note",
             f"{_HOOKS}draining.py::test_a_drain_by_an_administrator_just_before_ours_stays",
-            f"{_LAB}hooks_trouble.py::test_a_node_in_the_hands_of_others_is_left_as_it_is",
+            f"{_LAB}hooks.py::test_a_node_in_the_hands_of_others_is_left_as_it_is",
         ),
     ),
     Scenario(
