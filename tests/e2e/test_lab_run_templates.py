@@ -78,12 +78,16 @@ def test_check_then_torchrun(site: Site) -> None:
 
 @pytest.mark.slow
 def test_torchrun_with_check_leaves_the_bad_node_out(site: Site) -> None:
+    """An agent that is killed is started again by its task."""
     site.lab.fault.drop("n3")
+    site.lab.fault.kill_agent("n2")
     job = submit(site, "torchrun-with-check.sbatch", "-N4", script="train_torchrun.py")
     text = output_of(site, job)
     assert "n3 is LEFT OUT: faulty" in text
     assert "3 processes" in text
     assert site.lab.job(job)["Restarts"] == "0"
+    ends = [r for r in site.records(job, "0-2", "n2") if r["kind"] == "agent_ended"]
+    assert "SIGKILL" in ends[0]["reason"]
 
 
 @pytest.mark.slow
