@@ -171,7 +171,7 @@ SCENARIOS = (
         "others drain the node",
         "their drain and their reason stay",
         (
-            f"{_HOOKS}prolog.py::test_a_node_that_is_drained_keeps_its_note",
+            f"{_HOOKS}prolog.py::test_only_a_node_in_the_pool_without_a_note_is_drained",
             f"{_HOOKS}draining.py::test_a_drain_by_an_administrator_just_before_ours_stays",
             f"{_LAB}hooks.py::test_a_node_in_the_hands_of_others_is_left_as_it_is",
         ),
@@ -180,7 +180,7 @@ SCENARIOS = (
         "a reason is edited",
         "the drain is the editor's",
         (
-            f"{_HOOKS}healthcheck.py::test_a_note_that_anybody_touched_is_anothers",
+            f"{_HOOKS}healthcheck.py::test_a_node_with_another_note_or_that_something_else_holds_is_not_released",
             f"{_HOOKS}healthcheck.py::test_a_note_that_was_edited_is_anothers_for_hook_list_and_release",
         ),
     ),
