@@ -240,7 +240,7 @@ def test_it_is_taken_away_whole_and_slurmctld_starts_without_it(by_default: Site
         check_by_default(by_default, RULES)
 
 
-# --- programs that submit jobs themselves, on a cluster that has every job checked by default -----
+# --- programs that submit jobs themselves ---------------------------------------------------------
 
 
 SLURMRESTD = shutil.which("slurmrestd") or shutil.which("slurmrestd", path="/usr/sbin")

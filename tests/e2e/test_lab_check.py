@@ -62,7 +62,7 @@ def test_a_line_in_anyones_own_batch_script_checks_and_lets_the_script_decide(si
     assert site.report(number)["runs"][0]["exit_code"] == 0
 
 
-# --- what has happened when a job's script begins: the user's setup, and the end of all agents ----
+# --- when a job's script begins -------------------------------------------------------------------
 
 
 # Every node sees the processes of all.
@@ -92,7 +92,7 @@ def test_no_process_of_a_check_is_alive_when_the_script_begins(site: Site, optio
         assert site.records(job, writer=node)[-1]["kind"] == "agent_ended"
 
 
-# --- the bell between master and agents goes through a real srun, and a run does without it -------
+# --- the bell between master and agents -----------------------------------------------------------
 
 
 # An agent that rings when it has heard the master; what libraries print is no ring.

@@ -204,11 +204,3 @@ def kill_sleeping(site: Site, job: int) -> None:
         return step not in sleeping(site, job)
 
     eventually(site, ended, f"the end of step {step}")
-
-
-# --- the monitor of a job that loses a node -------------------------------------------------------
-
-
-def steps(site: Site) -> int:
-    """How far the first rank is; 0 while that is being written."""
-    return int(site.read("beats") or 0)

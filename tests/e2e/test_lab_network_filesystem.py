@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks whose journal is on a network filesystem: caches on every node, a hang, a full volume."""
+"""Checks whose journal is on a network filesystem: caches on every node, a hang."""
 
 from __future__ import annotations
 

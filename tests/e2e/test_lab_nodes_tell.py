@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every node of a job tells how it is, after a failure and while a training hangs."""
+"""After a failure, the nodes of a job report how they are."""
 
 from __future__ import annotations
 

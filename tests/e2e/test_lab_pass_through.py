@@ -226,7 +226,7 @@ def test_scancel_ends_the_script_as_with_sbatch_and_leaves_nothing(site: Site) -
     assert lines(site, "stubborn") == ["ready", "term"]
 
 
-# --- what ends the hanging training of one task of an array leaves the other tasks alone ----------
+# --- one task of an array -------------------------------------------------------------------------
 
 
 # As the supervisor ends steps before it starts a script again, and as the monitor cancels.

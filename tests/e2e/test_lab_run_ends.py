@@ -84,7 +84,7 @@ def test_ctrl_c_ends_all_tasks(site: Site, tmp_path: Path) -> None:
     assert "TRAINS" not in site.read("ends.out")
 
 
-# --- `srun slurm-health run` watches the training that it becomes: no line in it, and no sbatch ---
+# --- a training that hangs ------------------------------------------------------------------------
 
 
 TRAINING = Path(__file__).parents[1] / "support" / "training.py"

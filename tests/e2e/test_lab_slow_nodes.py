@@ -102,7 +102,7 @@ def test_nodes_that_are_reserved_for_others_are_none_either(site: Site, start: s
         site.lab.run(["scontrol", "delete", "reservationname=theirs"])
 
 
-# --- spare nodes: a job leaves bad nodes behind without leaving its allocation --------------------
+# --- spares ---------------------------------------------------------------------------------------
 
 
 COUNTS = """\
@@ -138,7 +138,7 @@ def test_a_job_that_makes_do_with_fewer_nodes_goes_on_smaller(site: Site) -> Non
     assert record["Restarts"] == "0"
 
 
-# --- spare nodes beside sbatch's other options: what the script gets is what it would have got ----
+# --- spares beside sbatch's other options ---------------------------------------------------------
 
 
 WANTED = 2

@@ -88,7 +88,7 @@ def test_a_sweep_gives_way_to_a_job_and_goes_on_where_it_stopped() -> None:
         assert site.drained() == {}
 
 
-# --- what is known of nodes after jobs of real Slurm, and what may be removed of it ---------------
+# --- history, and what may be removed of it -------------------------------------------------------
 
 
 def history(site: Site, node: str) -> dict[str, Any]:

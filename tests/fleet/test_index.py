@@ -400,7 +400,7 @@ def test_an_owner_who_kills_the_reader_hides_their_own_jobs_and_no_more(
     assert "13" in jobs
 
 
-# --- when a job's journal is no longer looked at: not before nothing more can come of the job -----
+# --- when a job's journal is final ----------------------------------------------------------------
 
 
 BEGAN_S = 1_700_000_000.0

@@ -19,7 +19,6 @@ from tests.node.checks.conftest import IB, find_out, process
 from tests.support.sites import tree
 
 NODE, USER = Status.NODE_FAULT, Status.USER_FAULT
-FIELDS = "rw,relatime 0 0"
 EDAC = "/sys/devices/system/edac/mc/mc0"
 CLOCK = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 PAGES = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"

@@ -170,7 +170,7 @@ def test_a_person_who_repeats_the_checks_sees_why_it_does_not_come_back(clock: C
     assert "Xid 48" in found.finding.text
 
 
-# --- what is tested again before a health check gives a drained node back -------------------------
+# --- tests before a release -----------------------------------------------------------------------
 
 
 # What a prolog knows of its job, and a health check does not.

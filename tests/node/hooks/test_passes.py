@@ -102,7 +102,7 @@ def test_of_many_kinds_of_passes_the_newest_are_kept(directory: Path) -> None:
     assert len({*kept}) == 16
 
 
-# --- hooks of a site where a node that has passed is not checked again at once --------------------
+# --- the prolog -----------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ def test_what_a_check_raises_or_measures_without_sense_does_no_harm() -> None:
     assert found["healthcheck"].figures == {"robots": 1}
 
 
-# --- what `init config` drafts of links: each port's own rate, and NVLinks where all GPUs agree ---
+# --- what `init config` drafts --------------------------------------------------------------------
 
 
 def test_each_port_is_drafted_with_its_own_rate(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_nvlinks_are_drafted_where_all_gpus_have_as_many(
     assert common_nvlinks(devices) == drafted
 
 
-# --- `health.json`: what launchers read of a node's last health check -----------------------------
+# --- health.json ----------------------------------------------------------------------------------
 
 
 NOBODY = 65534

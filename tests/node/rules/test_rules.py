@@ -357,7 +357,7 @@ def test_a_finding_of_several_parts_names_the_worst_and_no_other() -> None:
     assert (whole.status, whole.text) == (finding.Status.NODE_FAULT, "a fan")
 
 
-# ---  ---------------------------------------------------------------------------------------------
+# --- accusations ----------------------------------------------------------------------------------
 
 
 def journal(component: str) -> bytes:
@@ -430,7 +430,7 @@ def test_an_accusation_that_stands_alone_brings_two_tests(
     assert accused.strong is strong
 
 
-# --- node patterns mean what Slurm's node lists mean ----------------------------------------------
+# --- patterns of node names -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
