@@ -142,23 +142,3 @@ def test_a_time_limit_too_short_for_the_check_is_named_and_the_script_does_not_r
     eventually(site, lambda: why.search(site.lab.job_output(number)), "a word about the limit")
     assert "ran" not in site.lab.job_output(number).splitlines()
     site.assert_nothing_left()
-
-
-# --- a report where there is no journal --------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_no_task_of_an_array_is_missing_in_silence(site: Site) -> None:
-    played_nodes.play(site)
-    array = played_nodes.submit(site, "--array=1-3%1", script="sleep 600")
-    site.wait_record(f"{array}_1", "script_started", writer="supervisor")
-    table = site.table(array)
-    assert re.search(rf"^{array}_1 .*running", table, re.MULTILINE)
-    assert re.search(rf"^{array}_\[2-3.*it is pending \(JobArrayTaskLimit\)", table, re.MULTILINE)
-    asked = site.table(f"{array}_[1-9]")
-    assert re.search(rf"^{array}_\[2-3\] .*it is pending", asked, re.MULTILINE)
-    assert re.search(rf"^{array}_\[4-9\] ", asked, re.MULTILINE)
-    none = site.health("report", f"{array}_[2-3]")
-    assert none.returncode == 4
-    assert f"{array}_[2-3]: it is pending" in none.stderr
-    site.lab.run(["scancel", str(array)])

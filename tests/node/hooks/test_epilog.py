@@ -243,26 +243,6 @@ def test_an_attempt_that_was_requeued_is_looked_at_although_slurm_counts_on(stor
     assert story.ended(restarts="3")
 
 
-def test_the_epilog_of_two_jobs_at_once_keeps_both_marks(story: Story) -> None:
-    from slurm_health.node.rules.accusations import NodeMark
-
-    site = story.node.site
-    pids = []
-    for job in range(100, 108):
-        pid = os.fork()
-        if pid == 0:
-            mark = NodeMark(job=job, uid=job, component="node", text="", time_s=1.0)
-            try:
-                marks.add(site, "n3", mark)
-            finally:
-                os._exit(0)
-        pids.append(pid)
-    for pid in pids:
-        os.waitpid(pid, 0)
-    found = marks.of_node(site.breaker, "n3")
-    assert {each.job for each in found} == set(range(100, 108))
-
-
 # --- its state ---------------------------------------------------------------------------------
 
 
