@@ -109,8 +109,6 @@ while not bell.heard():
 bell.ring()
 sys.stdin.read()
 """
-
-
 MASTER = f"""
 import os, sys, time
 from slurm_health.records.nodeset import expand
@@ -128,8 +126,6 @@ while rung != set(nodes) and time.monotonic() < give_up:
 print(sorted(rung))
 launcher.stop(0.0)
 """
-
-
 # What a user may have set for srun calls of his own.
 USERS = {
     "SLURM_UNBUFFEREDIO": "1",

@@ -55,8 +55,6 @@ ODD = {
     "BASH_FUNC_greet%%": "() {  echo hello\n}",
     "SLURM_HEALTH_UNRELATED": "kept",
 }
-
-
 # What is measured does not matter here, so nothing is: see played_nodes.
 OURS = [COMMAND, "sbatch", f"--python={FAKE_WORKER}"]
 
@@ -243,8 +241,6 @@ found = Diagnosed(sureness="certain", cause="rank-gone", **where)
 hang = TrainingEvent(event=EventKind.HANG, stalled_s=60, usual_s=30, step=1, diagnosed=found)
 acting("stop", os.environ)(hang, Events(None, os.environ))
 """
-
-
 TASK = f"""#!/bin/bash
 cd
 here=$SLURM_ARRAY_JOB_ID-$SLURM_ARRAY_TASK_ID

@@ -88,8 +88,6 @@ def test_ctrl_c_ends_all_tasks(site: Site, tmp_path: Path) -> None:
 
 
 TRAINING = Path(__file__).parents[1] / "support" / "training.py"
-
-
 RUN = f"""#!/bin/bash
 #SBATCH -N3 --ntasks-per-node=1 --output=run-%j.out --no-requeue
 export OMP_NUM_THREADS=1

@@ -142,8 +142,6 @@ def test_a_job_that_makes_do_with_fewer_nodes_goes_on_smaller(site: Site) -> Non
 
 
 WANTED = 2
-
-
 SEEN = """\
 #!/bin/sh
 echo "on $SLURM_JOB_NODELIST"

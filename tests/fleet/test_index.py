@@ -375,8 +375,6 @@ while True:
         except OSError:
             pass
 """
-
-
 _KILLER = 61_999
 
 
@@ -404,11 +402,7 @@ def test_an_owner_who_kills_the_reader_hides_their_own_jobs_and_no_more(
 
 
 BEGAN_S = 1_700_000_000.0
-
-
 HOUR_S = 3600.0
-
-
 DAY_S = 24 * HOUR_S
 
 

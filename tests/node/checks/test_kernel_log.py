@@ -12,8 +12,6 @@ from tests.node.checks.conftest import find_out
 from tests.support.sites import tree
 
 NODE, WARN, PASS = Status.NODE_FAULT, Status.WARN, Status.PASS
-
-
 BAD = "EXT4-fs error (device sda1): bad block"
 XFS_NAME = "XFS (x): [77]: segfault at 0 ip 0 sp 0 error 4 in Corruption[400000+1000]"
 RAID = "megaRAID: card failed, mfi gone"

@@ -179,8 +179,6 @@ def test_its_directory_is_open_to_all_users_and_sticky(signs: Signs) -> None:
 
 
 QUIET = CpuSample(processors=4, wall_s=0.5, cpu_s=2.0, rounds=4_000_000, throttled_s=0, others_s=0)
-
-
 CHECK = CpuSpeed(min_rounds_per_s=1_500_000)
 
 

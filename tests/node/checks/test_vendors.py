@@ -125,8 +125,6 @@ def test_a_log_that_means_nothing_convicts_no_drive(tmp_path: Path, text: str) -
 
 
 NODE, WARN = Status.NODE_FAULT, Status.WARN
-
-
 SENSORS = """\
 Inlet Temp       | 04h | ok  |  7.1 | 24 degrees C
 FAN1             | 41h | ok  | 29.1 | 7800 RPM
@@ -134,14 +132,8 @@ FAN2             | 42h | ns  | 29.2 | No Reading
 PS1 Status       | C8h | ok  | 10.1 | Presence detected
 PS Redundancy    | 02h | ok  | 19.1 | Fully Redundant
 """
-
-
 EVENTS = "   1 | 11/20/26 | 09:00:00 UTC | Power Supply PS1 | Presence detected | Asserted\n"
-
-
 NOW = "11/24/26 07:00:00 UTC\n"
-
-
 UNCORRECTABLE = "   7 | 11/24/26 | {time} UTC | Memory DIMM_B2 | Uncorrectable ECC | Asserted\n"
 
 
@@ -342,8 +334,6 @@ def test_a_retest_that_does_not_know_how_many_amd_gpus_there_should_be_returns_n
 
 
 WARN, OPEN = Status.WARN, Status.INCONCLUSIVE
-
-
 ETHTOOL = """\
 	Identifier                                : 0x11 (QSFP28)
 	Alarm/warning flags implemented           : Yes

@@ -113,8 +113,6 @@ NOTES = [
     "Prolog error",
     "[node_problem] gpu",
 ]
-
-
 OURS = "shealth: network: n3 is slow check=network job=3 t=5"
 OF_OTHERS = "DOWN* DOWN IDLE+MAINT+RESERVED IDLE+REBOOT_REQUESTED IDLE@ REBOOT^ FAIL INVAL"
 OF_OTHERS += " IDLE+POWERED_DOWN IDLE+POWERING_DOWN"

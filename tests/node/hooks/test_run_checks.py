@@ -147,8 +147,6 @@ def test_nvlinks_are_drafted_where_all_gpus_have_as_many(
 
 
 NOBODY = 65534
-
-
 # As docs/admin/install.md shows it.
 READER = (
     "import json, sys, time\n"

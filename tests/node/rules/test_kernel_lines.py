@@ -165,8 +165,6 @@ def test_every_pattern_begins_at_the_beginning_of_the_line() -> None:
 
 
 LOST = "NVRM: Xid (PCI:0000:3b:00): 79, pid=77, name=python, GPU has fallen off the bus."
-
-
 FATAL_LINK = (
     "NVRM: Xid (PCI:0000:3b:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021410c6 0x0)"
 )
