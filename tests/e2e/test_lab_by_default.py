@@ -56,7 +56,7 @@ DIFFERS = re.compile(r"^(SLURM_JOB_?ID|SLURM_TASK_PID|SLURM_HEALTH_PYTHON)=|SigQ
 
 
 @pytest.fixture(scope="module")
-def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def module_site() -> Iterator[Site]:
     """A cluster of six nodes, on which jobs of two nodes and more are checked by default."""
     with Lab.start(nodes=6) as lab:
         site = Site(lab)

@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.hooks_support import HookedSite, hooked_site
 from tests.support.sites import write_site
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 HANGING = Path(__file__).parents[1] / "support/hanging_filesystem.py"
 DEADLINE_S = 120.0
 FREEZER = "/sys/fs/cgroup/freezer"
