@@ -53,7 +53,7 @@ SCENARIOS = (
             f"{_HOOKS}prolog.py::test_a_rack_that_fails_at_once_is_not_drained",
             "tests/node/test_store.py",
             "tests/node/rules/test_rules.py::test_no_sequence_of_drains_gets_past_the_breaker",
-            f"{_LAB}hooks_trouble.py::test_a_rack_that_fails_in_the_same_moment_is_not_drained",
+            f"{_LAB}hooks.py::test_a_rack_that_fails_in_the_same_moment_is_not_drained",
         ),
     ),
     Scenario(
@@ -134,7 +134,7 @@ SCENARIOS = (
         "a fault; full is its user's",
         (f"{_CHECKS}filesystem.py", f"{_CHECKS}kernel_log.py"),
     ),
-    Scenario("a DIMM fails", "a fault while it is new", (f"{_CHECKS}bmc.py",)),
+    Scenario("a DIMM fails", "a fault while it is new", (f"{_CHECKS}vendors.py",)),
     Scenario(
         "a clock jumps",
         "nothing is released, drained or forgotten for it",
@@ -164,23 +164,23 @@ SCENARIOS = (
         (
             f"{_HOOKS}prolog.py::test_a_controller_in_trouble_drains_nobody_and_the_job_starts",
             f"{_HOOKS}draining.py::test_drains_that_slurm_may_do_yet_count_against_the_share",
-            f"{_LAB}hooks_trouble.py::test_with_slurmctld_slower_than_a_hook_waits_nothing_is_drained",
+            f"{_LAB}hooks.py::test_with_slurmctld_slower_than_a_hook_waits_nothing_is_drained",
         ),
     ),
     Scenario(
         "others drain the node",
         "their drain and their reason stay",
         (
-            f"{_HOOKS}prolog.py::test_a_node_that_is_drained_keeps_its_note",
+            f"{_HOOKS}prolog.py::test_only_a_node_in_the_pool_without_a_note_is_drained",
             f"{_HOOKS}draining.py::test_a_drain_by_an_administrator_just_before_ours_stays",
-            f"{_LAB}hooks_trouble.py::test_a_node_in_the_hands_of_others_is_left_as_it_is",
+            f"{_LAB}hooks.py::test_a_node_in_the_hands_of_others_is_left_as_it_is",
         ),
     ),
     Scenario(
         "a reason is edited",
         "the drain is the editor's",
         (
-            f"{_HOOKS}healthcheck.py::test_a_note_that_anybody_touched_is_anothers",
+            f"{_HOOKS}healthcheck.py::test_a_node_with_another_note_or_that_something_else_holds_is_not_released",
             f"{_HOOKS}healthcheck.py::test_a_note_that_was_edited_is_anothers_for_hook_list_and_release",
         ),
     ),
@@ -204,7 +204,7 @@ SCENARIOS = (
         (
             f"{_HOOKS}epilog.py::test_no_number_of_jobs_of_one_user_drains_a_good_node",
             f"{_HOOKS}hostile_journals.py",
-            f"{_LAB}confirmed.py::test_a_healthy_node_that_a_forged_journal_accuses_is_measured_and_stays",
+            f"{_HOOKS}epilog.py::test_a_good_node_is_only_marked",
         ),
     ),
     Scenario(
@@ -222,7 +222,7 @@ SCENARIOS = (
         (
             f"{_HOOKS}healthcheck.py::test_a_garbled_record_is_as_good_as_none",
             f"{_HOOKS}draining.py::test_a_reset_mends_a_damaged_ledger",
-            f"{_LAB}hooks_trouble.py::test_a_full_disk_neither_hides_a_fault_nor_condemns_a_node",
+            f"{_HOOKS}healthcheck.py::test_a_record_that_cannot_be_kept_is_told_and_drains_all_the_same",
         ),
     ),
     Scenario(

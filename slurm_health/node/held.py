@@ -118,15 +118,12 @@ def left_by(job: int, *, patience: float = 1.0, root: Path = Path("/proc")) -> L
             for pid in mine
             if processes[pid].stat.name == "slurmstepd" and processes[pid].stat.state in "SR"
         }
-    chosen = sorted(mine, key=lambda pid: (not _cannot_end(processes[pid]), pid))[:_MOST_HELD]
+    ends = {pid: not (processes[pid].killed and processes[pid].stat.state == "D") for pid in mine}
+    chosen = sorted(mine, key=lambda pid: (ends[pid], pid))[:_MOST_HELD]
     return Left(
         processes=_described(root, [processes[pid] for pid in chosen], ranks),
         unread=f"some processes could not be read ({unread})" if unread else "",
     )
-
-
-def _cannot_end(process: _Process) -> bool:
-    return process.killed and process.stat.state == "D"
 
 
 def _listed(root: Path, job: int) -> list[_Process]:
@@ -139,18 +136,14 @@ def _listed(root: Path, job: int) -> list[_Process]:
             stat = proc.stat(entry)
             if _KTHREADD in (stat.pid, stat.parent):
                 continue
-            fields = _status(entry)
+            lines = (entry / "status").read_text(errors="replace").splitlines()
+            fields = {key: text for key, _, text in (line.partition(":") for line in lines)}
             cgroup = (entry / "cgroup").read_text(errors="replace")
             killed = any(int(fields.get(key, "0"), 16) & _SIGKILL for key in ("SigPnd", "ShdPnd"))
             uid = int(fields.get("Uid", "0").split()[0])
             of_job = job > 0 and f"/job_{job}/" in cgroup + "/"
             processes.append(_Process(stat, uid, killed, of_job))
     return processes
-
-
-def _status(process: Path) -> dict[str, str]:
-    lines = (process / "status").read_text(errors="replace").splitlines()
-    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
 def _strangers(processes: Mapping[int, _Process]) -> list[int]:

@@ -511,7 +511,8 @@ def _report_culprit(
 
     The jobs are held if the site wants it.
     """
-    text, uid, last = rules.culprit_text(name, after), after[0].uid, max(after, key=_began)
+    text, uid = rules.culprit_text(name, after), after[0].uid
+    last = max(after, key=lambda drain: drain.time_s)
     if site.recovery.hold_jobs and uid > 0:
         whole = name.rpartition(" ")[2]
         try:
@@ -542,10 +543,6 @@ def _report_culprit(
             user=user,
         ),
     )
-
-
-def _began(drain: SlurmDrain) -> float:
-    return drain.time_s
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -87,16 +87,6 @@ def test_accounting_shows_each_attempt_and_who_ran_where(site: Site) -> None:
     assert site.lab.job_output(job).splitlines()[-1] == f"attempt 1 ran on {second[2]}"
 
 
-def test_accounting_shows_the_scripts_own_end(site: Site) -> None:
-    play(site, "alice")
-    job = submit(site, "-N2", script=f"{RAN}; exit 7")
-    assert site.ended(job)["JobState"] == "FAILED"
-    argv = ["sacct", "-nPX", "-j", str(job), "-o", "state,exitcode"]
-    eventually(
-        site, lambda: site.lab.run(argv).stdout == "FAILED|7:0\n", "the script's code in sacct"
-    )
-
-
 def test_the_line_it_was_submitted_with_names_the_users_script(site: Site) -> None:
     play(site, "alice")
     script = site.script("train.sh", f"#!/bin/sh\n{RAN}\n")

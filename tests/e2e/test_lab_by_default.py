@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A site that has jobs checked by default: what users submit with plain `sbatch`, and what changes.
 
-Slurm, its submission plugin and the jobs are real; what a check measures is played.
-"""
+Slurm, its submission plugin and the jobs are real; what a check measures is played."""
 
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import itertools
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -20,15 +21,16 @@ import pytest
 from slurm_health.node.rules.settings import Default
 from slurm_health.preflight.by_default import installing
 from tests.lab import Lab
-from tests.lab.installed_site import COMMAND, Site
-from tests.lab.played_nodes import FAKE_WORKER, FAULTY, play, submit
+from tests.lab.installed_site import COMMAND, DEADLINE_S, Site, check_by_default, install_default
+from tests.lab.played_nodes import FAKE_WORKER, FAULTY, play
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
 CONF = "/etc/slurm/slurm.conf"
+SNAKEMAKE = shutil.which("snakemake")
 RULES = """[default]
 min_nodes = 2
-min_time_min = 10
+min_time_min = 2
 share = 0.05
 limit_s = 900
 opt_out = 'nocheck'
@@ -55,14 +57,12 @@ DIFFERS = re.compile(r"^(SLURM_JOB_?ID|SLURM_TASK_PID|SLURM_HEALTH_PYTHON)=|SigQ
 
 
 @pytest.fixture(scope="module")
-def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def module_site() -> Iterator[Site]:
     """A cluster of six nodes, on which jobs of two nodes and more are checked by default."""
-    with Lab.start(nodes=6) as lab:
+    visible = [Path(SNAKEMAKE).resolve().parents[1]] if SNAKEMAKE else []
+    with Lab.start(nodes=6, visible=visible) as lab:
         site = Site(lab)
-        (lab.paths.etc / "rules.toml").write_text(RULES)
-        install(site)
-        lab.run(["sed", "-i", "1i JobSubmitPlugins=lua", CONF])
-        lab.run(["scontrol", "reconfigure"])
+        check_by_default(site, RULES)
         yield site
 
 
@@ -72,11 +72,6 @@ def by_default(site: Site) -> Iterator[Site]:
     play(site)
     yield site
     play(site)
-
-
-def install(site: Site) -> None:
-    rules = site.lab.paths.etc / "rules.toml"
-    site.lab.run([COMMAND, "init", "default", f"--config={rules}"])
 
 
 def sbatch(site: Site, *words: str, script: str = "", **variables: str) -> str:
@@ -172,33 +167,6 @@ def test_a_job_of_steps_without_torch_leaves_a_bad_node(by_default: Site) -> Non
     assert checks(by_default, job) == 2  # of each attempt
 
 
-def test_what_the_rules_do_not_name_keeps_its_script(by_default: Site) -> None:
-    script = by_default.script("job.sh", SHELL)
-    single = sbatch(by_default, "-N1", script)
-    short = sbatch(by_default, "-N2", "--time=5", script)
-    opted_out = sbatch(by_default, "-N2", "--comment=mine nocheck", script)
-    mixed = sbatch(by_default, "-N2", ":", "-N1", script)
-    for job in (single, short, opted_out, mixed):
-        assert kept_script(by_default, job) == SHELL
-        by_default.ended(job)
-        assert checks(by_default, job) == 0
-
-
-@pytest.mark.parametrize(
-    ("asked", "limit_s"),
-    [(["--time=20"], "60.0"), (["--time=5-0"], "900.0"), ([], "900.0")],
-    ids=["a share", "more than the limit", "no limit of its own"],
-)
-def test_a_check_may_take_its_share_of_the_time_that_a_job_has(
-    by_default: Site, asked: list[str], limit_s: str
-) -> None:
-    job = sbatch(by_default, "-N2", *asked, "--hold", "--wrap=echo ran")
-    assert f'"limit_s":{limit_s},' in kept_script(by_default, job)
-    by_default.lab.run(["scontrol", "release", job])
-    assert by_default.ended(job)["JobState"] == "COMPLETED"
-    assert checks(by_default, job) == 1
-
-
 def test_the_nodes_that_a_job_was_given_count_where_it_did_not_say(by_default: Site) -> None:
     few = sbatch(by_default, "-n2", "--wrap=echo ran")  # two CPUs of one node, or of two
     many = sbatch(by_default, "-n4", "--wrap=echo ran")
@@ -209,29 +177,12 @@ def test_the_nodes_that_a_job_was_given_count_where_it_did_not_say(by_default: S
         assert by_default.read(f"slurm-{job}.out") == "ran\n"
 
 
-def test_a_job_that_slurm_health_sbatch_submits_is_checked_once(by_default: Site) -> None:
-    job = str(submit(by_default, "-N2"))
-    by_default.ended(job)
-    assert checks(by_default, job) == 1
-
-
-def test_a_user_can_choose_what_is_checked_in_the_script_and_not_leave_it_out(
-    by_default: Site,
-) -> None:
-    chosen = sbatch(by_default, "-N2", script="#!/bin/sh\n#HEALTH --check=quick\necho ran\n")
-    wrong = sbatch(by_default, "-N2", script="#!/bin/sh\n#HEALTH --no-such\necho ran\n")
-    for job in (chosen, wrong):
-        by_default.ended(job)
-        assert by_default.read(f"slurm-{job}.out") == "ran\n"
-        assert checks(by_default, job) == 1
-
-
 @pytest.fixture
 def broken(by_default: Site) -> Iterator[Path]:
     """The file in which the rules are, to be broken; it is whole again afterwards."""
     check = by_default.lab.paths.etc / "slurm" / installing.CHECK
     yield check
-    install(by_default)
+    install_default(by_default)
     load_again(by_default)
 
 
@@ -288,38 +239,135 @@ def test_it_is_taken_away_whole_and_slurmctld_starts_without_it(by_default: Site
         job = sbatch(by_default, "-N2", "--wrap=echo ran")
         assert by_default.ended(job)["JobState"] == "COMPLETED"
     finally:
-        install(by_default)
-        by_default.lab.run(["sed", "-i", "1i JobSubmitPlugins=lua", CONF])
-        by_default.lab.run(["scontrol", "reconfigure"])
+        check_by_default(by_default, RULES)
 
 
-TRAINING = Path(__file__).parents[1] / "support" / "training.py"
-WATCHED = f"""#!/bin/bash
-export OMP_NUM_THREADS=1 MASTER_PORT=$((20000 + SLURM_JOB_ID))
-export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-exec srun --ntasks-per-node=1 {sys.executable} training.py --step-s=0.5 --steps=100000
+# --- programs that submit jobs themselves ---------------------------------------------------------
+
+
+SLURMRESTD = shutil.which("slurmrestd") or shutil.which("slurmrestd", path="/usr/sbin")
+SUBMITIT = """
+import submitit
+
+def fails():
+    raise ValueError("as it happens")
+
+def place(word):
+    here = submitit.JobEnvironment()
+    return f"{here.global_rank} of {here.num_tasks} {word}"
+
+executor = submitit.AutoExecutor(folder="logs")
+executor.update_parameters(nodes=2, tasks_per_node=1, timeout_min=5)
+jobs = [*executor.map_array(place, ["one", "two"]), executor.submit(fails)]
+said = [[job.task(rank).result() for rank in (0, 1)] for job in jobs[:2]]
+error = jobs[2].task(0).exception()
+print(*(job.job_id for job in jobs))
+print(said, "as it happens" in str(error))
+"""
+# slurmrestd of a user's own, at a socket, and a job that it is asked for.
+REST = """
+import http.client, json, os, socket, subprocess, sys, time
+
+server = subprocess.Popen(
+    [sys.argv[1], "-a", "rest_auth/local", "-s", "openapi/v0.0.38", f"unix:{os.getcwd()}/rest.sock"]
+)
+
+class Connection(http.client.HTTPConnection):
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect("rest.sock")
+
+script = "#!/bin/sh\\nsrun sh -c 'echo rest $SLURM_NTASKS'\\nexit 3\\n"
+job = {"name": "rest", "nodes": 2, "tasks": 2, "standard_output": "rest.out",
+       "current_working_directory": os.getcwd(), "environment": dict(os.environ)}
+while not os.path.exists("rest.sock") and server.poll() is None:
+    time.sleep(0.05)
+asked = Connection("slurm")
+asked.request("POST", "/slurm/v0.0.38/job/submit", json.dumps({"script": script, "job": job}),
+              {"Content-Type": "application/json"})
+print(json.loads(asked.getresponse().read())["job_id"])
+server.terminate()
+server.wait()
 """
 
 
+def needs(package: str) -> pytest.MarkDecorator:
+    there = importlib.util.find_spec(package) is not None
+    return pytest.mark.skipif(not there, reason=f"{package} is not installed")
+
+
+def python(site: Site, text: str, *words: str) -> list[str]:
+    """Run a program of alice's on the login node; its lines."""
+    environ = {
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "SLURM_HEALTH_PYTHON": str(FAKE_WORKER),
+        "FAKE_WORKER_DIR": site.directory("played"),
+        "PYTHONWARNINGS": "ignore",
+        "OMP_NUM_THREADS": "1",
+    }
+    argv = [sys.executable, site.script("program.py", text), *words]
+    done = site.lab.run(argv, user="alice", env=environ, deadline_s=3 * DEADLINE_S)
+    return done.stdout.split("\n")
+
+
+def check_levels(site: Site, job: str) -> list[set[str]]:
+    """What each attempt's check of a job says of its nodes."""
+    site.ended(job)
+    return [{node["level"] for node in each["nodes"]} for each in site.report(job)["runs"]]
+
+
 @pytest.mark.slow
-@pytest.mark.torch
-def test_a_job_that_nobody_asked_to_watch_has_its_hang_and_its_end_in_its_report_alone(
+@needs("submitit")
+def test_functions_and_arrays_of_submitit_are_checked_and_return_what_they_do(
     by_default: Site,
 ) -> None:
-    by_default.script("training.py", TRAINING.read_text())
-    job = sbatch(by_default, "-N2", by_default.script("watched.sh", WATCHED))
-    agent = "slurm_health.training.monitor.agent"
-    by_default.wait_record(job, "progress_seen", writer="monitor")
-    assert len(by_default.processes_with(agent)) >= 2
-    rank = by_default.read("pid-1")
-    by_default.lab.run(["kill", "-STOP", rank], user="alice")
-    event = by_default.wait_record(job, "training_event", writer="monitor")
-    by_default.lab.run(["kill", "-KILL", rank], user="alice")
-    ended = by_default.ended(job)
-    (attempt,) = by_default.report(job)["runs"]
+    jobs, said = python(by_default, SUBMITIT)[-3:-1]
+    assert said == "[['0 of 2 one', '1 of 2 one'], ['0 of 2 two', '1 of 2 two']] True"
+    for job in jobs.split():
+        assert check_levels(by_default, job) == [{"healthy"}]
 
-    assert (event["event"], event["ranks"]) == ("hang", [1])
-    assert event["diagnosed"]["cause"] == "rank-stopped"
-    assert ended["JobState"] == "FAILED"
-    assert attempt["post_mortem"]["ranks"] == [1]
-    assert "slurm-health: " not in by_default.read(f"slurm-{job}.out")
+
+@pytest.mark.skipif(not SLURMRESTD, reason="slurmrestd is not installed")
+def test_a_job_that_a_program_asks_for_over_rest_is_checked(by_default: Site) -> None:
+    (job, *_) = python(by_default, REST, str(SLURMRESTD))
+    assert check_levels(by_default, job) == [{"healthy"}]
+    assert by_default.ended(job)["ExitCode"] == "3:0"
+    assert by_default.read("rest.out") == "rest 2\n" * 2
+
+
+# What each client submits when it is only to be watched.
+WAITS = {
+    "sbatch": "import subprocess\nprint(subprocess.check_output(['sbatch', '--parsable', '-N2',"
+    " '--wrap=srun sleep 300'], text=True))",
+    "submitit": SUBMITIT.partition("jobs = ")[0]
+    + "import time\nprint(executor.submit(time.sleep, 280).job_id)",
+    "REST": REST.replace("srun sh -c 'echo rest $SLURM_NTASKS'", "srun sleep 300"),
+    "Snakemake": """
+import subprocess, sys, time
+from pathlib import Path
+
+rule = 'rule train:\\n    output: "trained"\\n    resources: nodes=2, tasks=2, mpi="srun"'
+rule += ', runtime=5, mem_mb=100\\n    shell: "{resources.mpi} -n {resources.tasks} sleep 300"'
+Path("Snakefile").write_text(rule)
+words = ["--executor=slurm", "--jobs=1", "--slurm-no-account", "--slurm-status-command=squeue"]
+words += ["--default-resources", "slurm_partition=main"]
+with open("snakemake.log", "w") as log:
+    subprocess.Popen([sys.argv[2], *words], stdout=log, stderr=log, start_new_session=True)
+ask = ["squeue", "--noheader", "--states=PENDING,RUNNING", "--format=%i"]
+while not (job := subprocess.check_output(ask, text=True)):
+    time.sleep(0.2)
+print(job)
+""",
+}
+
+
+@pytest.mark.slow
+@needs("submitit")
+@pytest.mark.skipif(not SLURMRESTD, reason="slurmrestd is not installed")
+@pytest.mark.skipif(not SNAKEMAKE, reason="snakemake, with its Slurm executor, is not on PATH")
+def test_what_any_client_submits_is_watched_without_a_change(by_default: Site) -> None:
+    for client, text in WAITS.items():
+        job = python(by_default, text, str(SLURMRESTD), str(SNAKEMAKE))[0].strip()
+        by_default.wait_record(job, "progress_seen", writer="monitor")
+        by_default.lab.run(["scancel", job], user="alice")
+        assert by_default.report(job)["runs"][-1]["script"]["seen"], client

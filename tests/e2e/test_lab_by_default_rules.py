@@ -8,12 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lab import Lab
-from tests.lab.installed_site import COMMAND, Site
+from tests.lab.installed_site import Site, check_by_default
 from tests.lab.played_nodes import FAKE_WORKER, play
 
 pytestmark = [pytest.mark.lab(accounting=True), pytest.mark.timeout(300)]
 
-CONF = "/etc/slurm/slurm.conf"
 # Any file can be a device, as Slurm counts them.
 GPUS = "Name=gpu Count=2 File=/dev/null,/dev/zero\n"
 SLURM_CONF = """\
@@ -47,10 +46,7 @@ def module_site() -> Iterator[Site]:
         ):
             lab.run(["sacctmgr", "--immediate", "add", *words])
         lab.run(["sacctmgr", "-i", "modify", "user", "alice", "set", "DefaultAccount=science"])
-        (lab.paths.etc / "rules.toml").write_text(RULES)
-        lab.run([COMMAND, "init", "default", f"--config={lab.paths.etc}/rules.toml"])
-        lab.run(["sed", "-i", "1i JobSubmitPlugins=lua", CONF])
-        lab.run(["scontrol", "reconfigure"])
+        check_by_default(site, RULES)
         play(site)
         yield site
 
@@ -81,48 +77,31 @@ def is_checked(site: Site, *words: str) -> bool:
     return directory.exists()
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize(
-    "asked",
+    ("asked", "is_named"),
     [
-        "--gres=gpu:1",
-        "--gpus=1",
-        "--gpus-per-node=2",
-        "-n2 --gpus-per-task=1",
-        "--gpus-per-socket=1 --sockets-per-node=1",
+        pytest.param("--gres=gpu:1", True, marks=pytest.mark.heavy),
+        pytest.param("--gpus-per-node=2", True, marks=pytest.mark.heavy),
+        pytest.param("-n2 --gpus-per-task=1", True, marks=pytest.mark.heavy),
+        pytest.param("--gpus-per-socket=1 --sockets-per-node=1", True, marks=pytest.mark.heavy),
+        ("-N1", False),
+        ("--gpus=1 --account=science", True),
+        ("--gpus=1 --account=teaching", False),
+        ("--gpus=1 --partition=other,main", True),
+        ("--gpus=1 --partition=other", False),
+        ("--gpus=1 --partition=short --time=10", True),
+        ("--gpus=1 --partition=short", False),
+        ("--gpus=1 --partition=long", True),
+        ("--gpus=1 --time=9", False),
+        ("--gpus=1 --comment=nochecks", True),
+        ("--gpus=1 --comment=nocheck", False),
+        ("--gpus=1 : --gpus=1", False),
     ],
 )
-def test_a_job_with_gpus_is_named_however_it_asks_for_them(site: Site, asked: str) -> None:
-    assert has_launcher(site, *asked.split())
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        "-N1",
-        "--gpus=1 --account=teaching",
-        "--gpus=1 --partition=other",
-        "--gpus=1 --time=9",
-        "--gpus=1 --partition=short",
-        "--gpus=1 --comment=nocheck",
-    ],
-)
-def test_a_job_that_one_rule_does_not_name_keeps_its_script(site: Site, asked: str) -> None:
-    assert not has_launcher(site, *asked.split())
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        "--account=science",
-        "--partition=other,main",
-        "--partition=short --time=10",
-        "--partition=long",
-        "--comment=nochecks",
-    ],
-)
-def test_a_job_that_all_rules_name_is_given_the_launcher(site: Site, asked: str) -> None:
-    assert has_launcher(site, "--gpus=1", *asked.split())
+def test_a_job_that_all_rules_name_is_given_the_launcher(
+    site: Site, asked: str, is_named: bool
+) -> None:
+    assert has_launcher(site, *asked.split()) is is_named
 
 
 @pytest.mark.heavy

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm-health check` inside an allocation, by itself: its table, its JSON and its exit codes."""
+"""`slurm-health check` as its users call it: codes, what the script sees, the bell, the probes."""
 
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 
 import pytest
 
 from tests.lab import played_nodes
-from tests.lab.installed_site import Site, levels
+from tests.lab.installed_site import Report, Site, levels, verdict_of
+from tests.support import wrong_torch
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.timeout(300),  # a check takes seconds, on a machine that is busy a minute
+    pytest.mark.timeout(600),  # a check takes seconds, on a machine that is busy a minute
 ]
 
 
@@ -37,20 +40,15 @@ def test_a_bad_node_is_code_1_and_stays_the_users_to_deal_with(site: Site) -> No
     assert not {name for name in site.calls() if "UPDATE" in name or "REQUEUE" in name}
 
 
-def test_nodes_that_cannot_be_measured_are_code_3(site: Site) -> None:
-    result = site.check(["-N1"], "--json", "--python=/usr/bin/false")
-    assert result.returncode == 3, result
+@pytest.mark.parametrize(("act", "code"), [(False, 3), (True, 0)])
+def test_nodes_that_cannot_be_measured_are_code_3_and_with_act_the_script_may_go_on(
+    site: Site, act: bool, code: int
+) -> None:
+    words = ("--act",) * act
+    result = site.check(["-N1"], *words, "--json", "--python=/usr/bin/false")
+    assert result.returncode == code, result
     run = json.loads(result.stdout)
-    assert levels(run) == {"n1": "inconclusive"}
-    assert run["exit_code"] == 3
-
-
-def test_with_act_the_code_says_whether_the_script_may_go_on(site: Site) -> None:
-    unmeasured = ("--act", "--json", "--python=/usr/bin/false")
-    result = site.check(["-N1"], *unmeasured)
-    assert result.returncode == 0, result
-    run = json.loads(result.stdout)
-    assert (run["exit_code"], run["disposition"]) == (3, "proceed")
+    assert (levels(run), run["exit_code"]) == ({"n1": "inconclusive"}, 3)
 
 
 def test_a_line_in_anyones_own_batch_script_checks_and_lets_the_script_decide(site: Site) -> None:
@@ -62,3 +60,150 @@ def test_a_line_in_anyones_own_batch_script_checks_and_lets_the_script_decide(si
     assert "healthy" in output
     assert output.splitlines()[-1] == "training"
     assert site.report(number)["runs"][0]["exit_code"] == 0
+
+
+# --- when a job's script begins -------------------------------------------------------------------
+
+
+# Every node sees the processes of all.
+LOOK = """\
+#!/bin/bash
+for each in /proc/[0-9]*; do
+    words=$(tr '\\0' ' ' <$each/cmdline 2>/dev/null)
+    case $words in
+    *"slurm_health agent "* | *"/probes/worker.py "*) echo "ALIVE $words" ;;
+    esac
+done
+echo "looked"
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("options", ["-N6", "-N4 --check=matmul"])
+def test_no_process_of_a_check_is_alive_when_the_script_begins(site: Site, options: str) -> None:
+    played_nodes.play(site)
+    script = site.script("look.sh", LOOK)
+    job = played_nodes.submit(site, *options.split(), script, script="")
+    assert site.ended(job)["JobState"] == "COMPLETED"
+    output = site.lab.job_output(job)
+    assert "looked" in output
+    assert "ALIVE" not in output
+    for node in ("n1", "n2", "n3", "n4"):
+        assert site.records(job, writer=node)[-1]["kind"] == "agent_ended"
+
+
+# --- the bell between master and agents -----------------------------------------------------------
+
+
+# An agent that rings when it has heard the master; what libraries print is no ring.
+AGENT = """
+import os, sys, time
+from slurm_health.preflight.orders import Bell
+bell = Bell(os.environ["SLURMD_NODENAME"])
+sys.stdout.write("a library says hello, and no more")
+sys.stdout.flush()
+print()
+print("slurm-health: news of n9", flush=True)
+while not bell.heard():
+    time.sleep(0.01)
+bell.ring()
+sys.stdin.read()
+"""
+MASTER = f"""
+import os, sys, time
+from slurm_health.records.nodeset import expand
+from slurm_health.preflight.master.launcher import SlurmLauncher
+nodes = expand(os.environ["SLURM_JOB_NODELIST"])
+command = [sys.executable, "-c", {AGENT!r}]
+launcher = SlurmLauncher(
+    int(os.environ["SLURM_JOB_ID"]), lambda launch, node: command, os.environ, dict
+)
+launcher.start(0, nodes)
+rung, give_up = set(), time.monotonic() + 60
+while rung != set(nodes) and time.monotonic() < give_up:
+    launcher.ring()
+    rung |= launcher.wait(0.5, 0.0)
+print(sorted(rung))
+launcher.stop(0.0)
+"""
+# What a user may have set for srun calls of his own.
+USERS = {
+    "SLURM_UNBUFFEREDIO": "1",
+    "SLURM_LABELIO": "1",
+    "SLURM_STDINMODE": "none",
+    "SLURM_STDOUTMODE": "/dev/null",
+    "SLURM_STDERRMODE": "/dev/null",
+    "SRUN_ERROR": "none",
+    "SRUN_OUTPUT": "none",
+    "SRUN_INPUT": "none",
+}
+
+
+@pytest.mark.parametrize("environ", [{}, USERS], ids=["plain", "with variables of the user"])
+def test_master_and_agents_hear_each_other_through_srun(
+    site: Site, environ: dict[str, str]
+) -> None:
+    exports = "".join(f"export {name}={value}\n" for name, value in environ.items())
+    text = f"#!/bin/sh\n{exports}exec {sys.executable} -c {shlex.quote(MASTER)}\n"
+    result = site.allocated(["-N3"], site.script("bell.sh", text))
+    assert result.stdout == "['n1', 'n2', 'n3']\n", result
+
+
+# In each a site's or a user's srun is between the master and Slurm's.
+_CUT = {
+    "it passes everything on": 'exec "$real" "$@"',
+    "it eats both streams": 'exec "$real" "$@" </dev/null >/dev/null',
+    "it eats what agents say": 'exec "$real" "$@" >/dev/null',
+    "it tears what agents say": '"$real" "$@" | tr e "\\n"',
+    "it prints much without an end": '{ head -c 300000 /dev/zero; exec "$real" "$@"; }',
+}
+
+
+@pytest.mark.parametrize("cut", _CUT.values(), ids=list(_CUT))
+def test_a_check_whose_bell_is_broken_ends_as_any_other(site: Site, cut: str) -> None:
+    played_nodes.play(site, n3="dies")
+    site.directory("cut/bin")
+    site.script("cut/bin/srun", f"#!/bin/sh\nreal=$(PATH=${{PATH#*:}} command -v srun)\n{cut}\n")
+    here = shlex.quote(site.directory("cut/bin"))
+    text = f"#!/bin/sh\nexport PATH={here}:$PATH\n{played_nodes.command(site)} --json\n"
+
+    result = site.allocated(["-N4"], site.script("check.sh", text))
+
+    assert result.returncode == 1, result
+    healthy = dict.fromkeys(("n1", "n2", "n4"), "healthy")
+    assert levels(json.loads(result.stdout)) == {**healthy, "n3": "faulty"}, result.stdout
+    site.assert_nothing_left()
+
+
+# --- the probes -----------------------------------------------------------------------------------
+
+
+BAD = {"faulty", "slow"}
+
+
+def checked(site: Site, count: int, *words: str) -> Report:
+    names = ",".join(site.lab.nodes[:count])
+    result = site.check([f"-N{count}", f"--nodelist={names}"], "--json", *words)
+    found: Report = json.loads(result.stdout)
+    return found
+
+
+def on_one_node(site: Site, node: str, python_path: str) -> str:
+    """Return an interpreter that looks for modules in `python_path`, on one node only."""
+    lines = [
+        "#!/bin/sh",
+        f"[ $(uname -n) = {node} ] && export PYTHONPATH={python_path}",
+        f'exec {sys.executable} "$@"',
+    ]
+    return site.script("python", "\n".join(lines) + "\n")
+
+
+@pytest.mark.heavy
+def test_a_device_that_calculates_wrongly_is_faulty_and_meets_nobody(site: Site) -> None:
+    site.script("wrong/sitecustomize.py", wrong_torch.SITECUSTOMIZE)
+    python = on_one_node(site, "n2", site.directory("wrong"))
+    run = checked(site, 4, f"--python={python}", "--check=standard")
+    assert levels(run)["n2"] == "faulty"
+    assert "the processors compute wrong results" in verdict_of(run, "n2")["reason"]
+    assert not [n for n, level in levels(run).items() if level in BAD and n != "n2"], run
+    assert not [line for line in verdict_of(run, "n2")["evidence"] if " with " in line]

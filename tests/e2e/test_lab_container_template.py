@@ -83,16 +83,6 @@ def output_of(site: Site, job: int, *, tasks: int) -> str:
 
 
 @pytest.mark.slow
-def test_the_script_trains_in_the_container_after_the_check(site: Site) -> None:
-    played_nodes.play(site)
-    train = site.script("train.py", (ROOT / "examples" / "train.py").read_text())
-    job = submit(site, "-N2", "--ntasks-per-node=2", f"{train} --epochs=1")
-    text = output_of(site, job, tasks=4)
-    assert "all healthy" in text
-    assert "epoch 0  4 nodes" in text  # examples/train.py calls each of its ranks a node
-
-
-@pytest.mark.slow
 def test_the_tasks_see_the_containers_root_and_the_job_leaves_a_bad_node(site: Site) -> None:
     where = site.script("where.py", LOOK)
     played_nodes.play(site, n2=FAULTY)

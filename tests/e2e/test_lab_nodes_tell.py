@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every node of a job tells how it is, after a failure and while a training hangs."""
+"""After a failure, the nodes of a job report how they are."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tests.lab import Lab
-from tests.lab.installed_site import Site, eventually
+from tests.lab.installed_site import Site
 from tests.lab.played_nodes import play, submit
 from tests.played_gpu import nvml_library
 from tests.training.monitor.test_flight_dumps import dump
@@ -27,12 +25,6 @@ pytestmark = [
 SCRIPT = """#!/bin/bash
 echo begun
 srun bash -c 'until [ -e go ]; do sleep 0.2; done; echo "rank $SLURM_PROCID fails" >&2; exit 3'
-"""
-HANGING = Path(__file__).parents[1] / "support" / "training.py"
-TRAINS = f"""#!/bin/bash
-export OMP_NUM_THREADS=1 MASTER_PORT=$((20000 + SLURM_JOB_ID))
-export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-exec srun {sys.executable} training.py "$@" --step-s=1 --steps=100000 --heartbeat --at=45
 """
 LOST = "GPU has fallen off the bus"
 
@@ -53,51 +45,32 @@ def site(module_site: Site) -> Iterator[Site]:
     module_site.lab.reset()
 
 
-def began(site: Site, *words: str, **options: Any) -> int:
-    """Submit the script on all nodes, and wait until it runs."""
-    gpu = ("-N3", "--ntasks-per-node=1", "--gres=gpu:1", "--check=matmul", "--no-requeue")
-    number = submit(site, *gpu, "--output=out-%j.txt", *words, "train.sh", script="", **options)
-    eventually(site, lambda: "begun" in site.read(f"out-{number}.txt"), "the script", 150)
-    return number
-
-
-def fails(site: Site, number: int) -> dict[str, Any]:
-    """Let it fail; what the post-mortem found, nothing where it had no time left."""
-    site.script("go", "")
-    # The script and its post-mortem are over; a node whose slurmd has died may hold up the rest.
-    site.lab.wait_job(number, {"FAILED", "COMPLETING"}, 150)
-    (run,) = site.report(number)["runs"]
-    found: dict[str, Any] = run["post_mortem"] or {}
-    return found
-
-
 def fails_after(
-    site: Site,
-    happens: Callable[[], object],
-    before: Callable[[], object] = lambda: None,
-    options: Sequence[str] = (),
+    site: Site, happens: Callable[[], object] = lambda: None
 ) -> tuple[int, dict[str, Any]]:
-    """Submit, have something happen, let it fail; the job, and what its post-mortem found.
+    """Submit the script on all nodes, have something happen, let it fail.
 
-    Where all processors are taken for long, a node or one of its looks may answer too late, which
-    the post-mortem says: then once more.
+    Returns the job, and what its post-mortem found. Where all processors are taken for long, a node
+    or one of its looks may answer too late, which the post-mortem says: then once more.
     """
+    options = ("-N3", "--ntasks-per-node=1", "--gres=gpu:1", "--check=matmul", "--no-requeue")
     for _ in range(5):
         (site.lab.home("alice") / "go").unlink(missing_ok=True)
         site.lab.reset()
-        before()
-        number = began(site, *options)
+        number = submit(site, *options, "--output=out-%j.txt", "train.sh", script="")
+        site.wait_record(number, "script_started", writer="supervisor")
         happens()
-        found = fails(site, number)
-        if found and not _late(found):
+        site.script("go", "")
+        # The script and its post-mortem are over; a node whose slurmd has died holds up the rest.
+        site.lab.wait_job(number, {"FAILED", "COMPLETING"}, 150)
+        (run,) = site.report(number)["runs"]
+        found: dict[str, Any] = run["post_mortem"] or {}
+        parts = [found.get(part) or () for part in ("told", "not_collected", "failed")]
+        lines = [line for part in parts for line in part]
+        is_late = any("no answer" in line or "not answer within" in line for line in lines)
+        if found and not is_late:
             break
     return number, found
-
-
-def _late(found: dict[str, Any]) -> bool:
-    """Whether a node, a look or a collector took too long."""
-    lines = [line for part in ("told", "not_collected", "failed") for line in found.get(part) or ()]
-    return any("no answer" in line or "not answer within" in line for line in lines)
 
 
 @pytest.mark.heavy
@@ -112,13 +85,6 @@ def test_an_xid_on_a_node_that_is_not_the_batch_host_is_the_cause_that_the_post_
     text = site.read(f"out-{number}.txt")
     assert "slurm-health:   nodes     n3: " in text
     assert "slurm-health:   at fault  n3" in text
-
-
-@pytest.mark.slow
-def test_what_the_kernel_said_before_the_script_began_is_not_told(site: Site) -> None:
-    _, found = fails_after(site, lambda: None, lambda: site.lab.fault.gpu_ecc("n2", 0))
-
-    assert not any("kernel:" in line for line in found["told"]), found["told"]
 
 
 @pytest.mark.slow
@@ -144,25 +110,6 @@ def test_dumps_that_only_another_node_has_are_read_there(site: Site) -> None:
         'echo "[rank2]:[E1124 02:41:16 ProcessGroupNCCL.cpp:9] [Rank 2] Watchdog caught collective'
         ' operation timeout: WorkNCCL(SeqNum=2)" >&2\nexit 3\n',
     )
-    _, found = fails_after(site, lambda: None)
+    _, found = fails_after(site)
 
     assert not any(line.startswith("flight-recorder") for line in found["not_collected"]), found
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-def test_an_xid_on_a_node_tells_why_a_training_hangs(site: Site) -> None:
-    site.script("training.py", HANGING.read_text())
-    site.script("train.sh", TRAINS)
-    number = submit(
-        site,
-        *("-N3", "--ntasks-per-node=1", "--gres=gpu:1", "--check=matmul", "--no-requeue"),
-        *("--output=out-%j.txt", "train.sh", "own-code", "1"),
-        script="",
-    )
-    eventually(site, lambda: site.run_directory(number).joinpath("monitor.jsonl").exists(), "it")
-    site.lab.fault.gpu_vanish("n2", 0)
-    found = site.wait_record(number, "training_event", writer="monitor")["diagnosed"]
-
-    assert (found["cause"], found["accused"]) == ("gpu-broken", ["n2"]), found
-    assert found["ranks"] == [1]

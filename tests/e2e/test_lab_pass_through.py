@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the user's script gets, and what becomes of its end, is what plain sbatch gives and makes.
 
-Where it can be said so, the same script is run by both and what it saw is compared.
-"""
+Where it can be said so, the same script is run by both and what it saw is compared."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from tests.lab import Lab
 from tests.lab.commands import Result
 from tests.lab.installed_site import COMMAND, DEADLINE_S, Site, levels
 from tests.lab.played_nodes import FAKE_WORKER, play
@@ -54,8 +55,6 @@ ODD = {
     "BASH_FUNC_greet%%": "() {  echo hello\n}",
     "SLURM_HEALTH_UNRELATED": "kept",
 }
-
-
 # What is measured does not matter here, so nothing is: see played_nodes.
 OURS = [COMMAND, "sbatch", f"--python={FAKE_WORKER}"]
 
@@ -147,88 +146,26 @@ def test_a_job_looks_to_slurm_as_with_sbatch(site: Site) -> None:
     assert plain == ours
 
 
-@pytest.mark.slow
-def test_scripts_of_other_interpreters_on_standard_input_and_in_wrap_run(site: Site) -> None:
-    awk = '#!/usr/bin/awk -f\nBEGIN { print ENVIRON["SLURM_JOB_NAME"], ARGC, ARGV[1]; exit 4 }\n'
-    from_awk = submit(site, "-N1", site.script("count.awk", awk), "one")
-    on_stdin = submit(site, "-N1", "--output=in.out", stdin=b"#!/bin/sh\necho $0 $#")
-    wrapped = submit(site, "-N1", "--wrap", "echo wrapped $SLURM_JOB_NAME; exit 5")
-    assert site.ended(from_awk)["ExitCode"] == "4:0"
-    assert site.lab.job_output(from_awk).splitlines()[-1] == "count.awk 2 one"
-    assert site.ended(on_stdin)["JobName"] == "sbatch"
-    assert site.read("in.out").splitlines()[-1].endswith("/slurm_script 0")
-    assert site.ended(wrapped)["ExitCode"] == "5:0"
-    assert site.lab.job_output(wrapped).splitlines()[-1] == "wrapped wrap"
-
-
-@pytest.mark.heavy
-def test_sbatchs_own_answer_is_what_the_user_sees(site: Site) -> None:
-    script = site.script("quick.sh", "#!/bin/sh\nexit 6\n")
-    plain = run(site, "sbatch", "-N1", script)
-    ours = run(site, *OURS, "-N1", script)
-    number = int(ours.stdout.split()[-1])
-    assert ours.stdout == plain.stdout.replace(plain.stdout.split()[-1], str(number))
-    assert (ours.stderr, ours.returncode) == (plain.stderr, plain.returncode)
-    # It may also wait and take over the code.
-    assert run(site, *OURS, "--wait", "-N1", script).returncode == 6
-    assert site.report(number)["runs"][0]["script"]["exit_code"] == 6
-
-
-def test_a_script_whose_interpreter_is_missing_ends_as_with_sbatch(site: Site) -> None:
-    script = site.script("lost.sh", "#!/no/such/interpreter\n")
-    plain, ours = (site.ended(job) for job in submit_both(site, "-N1", script))
-    assert ours["ExitCode"] == plain["ExitCode"] != "0:0"
-    assert "/no/such/interpreter" in site.lab.job_output(ours["JobId"])
-
-
-@pytest.mark.parametrize("signal_name", ["SEGV", "KILL", "TERM"])
-def test_death_by_a_signal_is_what_slurm_records(site: Site, signal_name: str) -> None:
-    script = site.script("die.sh", f"#!/bin/bash\nkill -{signal_name} $$\n")
-    plain, ours = (site.ended(job) for job in submit_both(site, "-N1", script))
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#!/no/such/interpreter\n",
+        *(f"#!/bin/bash\nkill -{s} $$\n" for s in ("SEGV", "KILL", "TERM")),
+    ],
+)
+def test_a_script_that_cannot_run_or_dies_ends_as_with_sbatch(site: Site, text: str) -> None:
+    plain, ours = (site.ended(job) for job in submit_both(site, "-N1", site.script("die.sh", text)))
     compared = ("JobState", "ExitCode", "Reason")
     assert [ours[key] for key in compared] == [plain[key] for key in compared]
-    assert plain["ExitCode"].startswith("0:")
+    assert plain["ExitCode"] != "0:0"
 
 
 def test_a_file_that_sbatch_refuses_is_refused_in_its_own_words(site: Site) -> None:
-    for name, text in (("empty", ""), ("bare", "echo no line\n"), ("dos", "#!/bin/sh\r\ntrue\r\n")):
-        script = site.script(name, text)
+    texts = {"empty": "", "bare": "echo no line\n", "dos": "#!/bin/sh\r\ntrue\r\n"}
+    for script in ("/bin/true", *(site.script(name, text) for name, text in texts.items())):
         plain, ours = run(site, "sbatch", script), run(site, COMMAND, "sbatch", script)
         assert plain.returncode != 0
-        assert (ours.returncode, ours.stdout, ours.stderr) == (
-            plain.returncode,
-            plain.stdout,
-            plain.stderr,
-        )
-    binary = ["/bin/true"]
-    plain, ours = run(site, "sbatch", *binary), run(site, COMMAND, "sbatch", *binary)
-    assert (ours.returncode, ours.stderr) == (plain.returncode, plain.stderr)
-    assert plain.returncode != 0
-    assert site.jobs() == {}
-
-
-def test_a_heterogeneous_job_is_refused_and_says_so(site: Site) -> None:
-    script = site.script("both.sh", "#!/bin/sh\n#SBATCH -N1\n#SBATCH hetjob\n#SBATCH -N1\n")
-    for words in ([script], ["-N1", ":", "-N1", "--wrap", "true"]):
-        refused = site.health("sbatch", *words)
-        assert refused.returncode == 2
-        assert "heterogeneous" in refused.stderr
-    assert site.jobs() == {}
-
-
-@pytest.mark.heavy
-def test_without_a_check_it_is_the_plain_job_and_a_dry_run_is_none(site: Site) -> None:
-    script = site.script("world.py", WORLD)
-    plain, ours = (
-        int(run(site, *command, "--parsable", "-N1", "-wn1", script).stdout)
-        for command in (["sbatch"], [COMMAND, "sbatch", "--check=off"])
-    )
-    assert_same_world(world(site, plain), world(site, ours))
-    assert site.lab.job(ours)["Command"] == script
-    assert site.health("report", str(ours)).returncode == 4
-    shown = site.health("sbatch", "--dry-run", "-N1", script)
-    assert shown.returncode == 0
-    assert shown.stdout.endswith(WORLD)
+        assert (ours.returncode, ours.stderr) == (plain.returncode, plain.stderr)
     assert site.jobs() == {}
 
 
@@ -287,12 +224,54 @@ def test_scancel_ends_the_script_as_with_sbatch_and_leaves_nothing(site: Site) -
     assert lines(site, "stubborn") == ["ready", "term"]
 
 
-@pytest.mark.slow
-def test_the_signal_before_the_time_limit_reaches_the_script_once(site: Site) -> None:
-    # Slurm rounds limits to minutes and sends the signal up to half a minute early.
-    text = "#!/bin/bash\ntrap 'echo usr1 >> timed; told=1' USR1\nexec 3<> <(:)\n"
-    text += "until [ $told ]; do read -rt 0.2 -u 3; done\nread -rt 1 -u 3\nexit 7\n"
-    script = site.script("timed.sh", text)
-    number = submit(site, "-N1", "-t1", "--signal=B:USR1@10", script)
-    assert site.ended(number)["ExitCode"] == "7:0"
-    assert lines(site, "timed") == ["usr1"]
+# --- one task of an array -------------------------------------------------------------------------
+
+
+# As the supervisor ends steps before it starts a script again, and as the monitor cancels.
+ACTS = """
+import os, signal
+from slurm_health.preflight.supervisor.script_process import end_steps
+from slurm_health.records.script_records import Diagnosed, EventKind, TrainingEvent
+from slurm_health.training.monitor.events import Events, acting
+
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+end_steps(dict(os.environb), mask=())
+where = {"nodes": ["n1"], "ranks": [0], "attribution": "unknown", "description": "it is gone"}
+found = Diagnosed(sureness="certain", cause="rank-gone", **where)
+hang = TrainingEvent(event=EventKind.HANG, stalled_s=60, usual_s=30, step=1, diagnosed=found)
+acting("stop", os.environ)(hang, Events(None, os.environ))
+"""
+TASK = f"""#!/bin/bash
+cd
+here=$SLURM_ARRAY_JOB_ID-$SLURM_ARRAY_TASK_ID
+srun --overlap sleep 600 &
+until [ -e go-$here ]; do sleep 0.1; done
+{sys.executable} -c '{ACTS}' >said-$here 2>&1
+wait
+"""
+
+
+@pytest.mark.parametrize("task", [0, 1])
+def test_the_steps_and_the_job_of_one_task_are_ended_and_those_of_the_other_run_on(
+    site: Site, task: int
+) -> None:
+    lab = site.lab
+    # On one node, and with room for both.
+    array = lab.sbatch(TASK, "-wn1", "--mem=100M", "--array=0-1", "--output=/dev/null")
+    other = f"{array}_{1 - task}"
+    lab.wait_until(lambda: [steps(lab, f"{array}_{each}") for each in (0, 1)], all, "a step", 60)
+
+    lab.run(["sh", "-c", f"touch ~/go-{array}-{task}"], user="alice")
+    lab.wait_job(f"{array}_{task}", {"CANCELLED"})
+
+    said = lab.run(["sh", "-c", f"cat ~/said-{array}-{task}"], user="alice").stdout
+    assert "the job is cancelled because it hangs (--monitor=stop)" in said
+    assert "could not" not in said
+    assert lab.job(other)["JobState"] == "RUNNING"
+    assert steps(lab, other)
+    lab.run(["scancel", str(array)], user="alice")
+
+
+def steps(lab: Lab, task: str) -> list[str]:
+    shown = lab.ask("squeue", "--noheader", "--steps", f"--jobs={task}", "--format=%i").stdout
+    return [step for step in shown.split() if step.rpartition(".")[2].isdigit()]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.hooks_support import STATE, HookedSite, hooked_site
-from tests.lab.installed_site import COMMAND, DEADLINE_S
+from tests.lab.installed_site import DEADLINE_S, check_by_default
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
@@ -40,10 +40,7 @@ def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HookedSite
     directory = tmp_path_factory.mktemp("hooked")
     with hooked_site(directory, nodes=2) as site:
         site.configure(MORE, hooks=HOOKS)
-        config = f"--config={directory}/etc/config.toml"
-        site.lab.run([COMMAND, "init", "default", config])
-        site.lab.run(["sed", "-i", "1i JobSubmitPlugins=lua", "/etc/slurm/slurm.conf"])
-        site.lab.run(["scontrol", "reconfigure"])
+        check_by_default(site, (directory / "etc/config.toml").read_text())
         yield site
 
 
@@ -79,13 +76,6 @@ def test_an_array_has_each_node_checked_once_and_then_again_once_something_is_se
     run(site, "-N1", "-wn2")
     assert checked(site) == [2, 1]
     assert not site.out_of_pool()
-
-
-@pytest.mark.slow
-def test_what_lies_between_nodes_is_checked_all_the_same(site: HookedSite) -> None:
-    before = journals(site)
-    job = run(site, "-N2")
-    assert journals(site) - before == {job}
 
 
 @pytest.mark.heavy

@@ -157,15 +157,3 @@ def test_what_slurm_tells_a_job_of_its_nodes_is_understood(
     assert (diagnosed["cause"], diagnosed["attribution"]) == (cause, "node fault")
     assert (diagnosed["accused"], diagnosed["nodes"]) == (nodes, nodes)
     assert site.drained() == {}
-
-
-def test_a_cancelled_job_is_said_to_be_cancelled(training: Site) -> None:
-    number = began(training, "wait")
-    eventually(training, lambda: BEGAN in training.read(f"out-{number}.txt"), "a step", 150)
-    training.lab.run(["scancel", str(number)], user="alice")
-    training.ended(number)
-    eventually(
-        training,
-        lambda: "the job was cancelled" in training.read(f"out-{number}.txt"),
-        "the post-mortem",
-    )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""However a requeue is interrupted, the job runs elsewhere, or is held and says what to do."""
+"""A job that leaves a bad node: what it is told, what it keeps, and what comes between."""
 
 from __future__ import annotations
 
@@ -13,8 +13,15 @@ import pytest
 from slurm_health.preflight.acting.requeue_helper import helper_name
 from slurm_health.records.nodeset import expand
 from tests.lab import played_nodes
-from tests.lab.installed_site import Gate, Site, acts, eventually, kinds
-from tests.lab.played_nodes import FAULTY, await_typist
+from tests.lab.installed_site import (
+    Gate,
+    Site,
+    accused,
+    acts,
+    eventually,
+    kinds,
+)
+from tests.lab.played_nodes import FAULTY, RAN, UNREACHABLE, await_typist, play
 
 pytestmark = [
     pytest.mark.lab,
@@ -188,22 +195,6 @@ def test_a_master_that_is_killed_while_it_acts_does_nothing_twice(
     assert list(site.drained()) == ([BAD] if user == "root" else [])
 
 
-# --- the controller ------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("when", ["requeuehold", "ExcNodeList=", "StartTime=now"])
-def test_a_controller_that_restarts_in_between_delays_the_job_and_no_more(
-    site: Site, when: str
-) -> None:
-    gate = Gate(site, "scontrol", when)
-    job = submit(site, env=gate.environ)
-    gate.await_reached()
-    site.lab.restart_slurmctld()
-    gate.open()
-    assert_ran_elsewhere(site, job)
-
-
 # --- the user ------------------------------------------------------------------------------------
 
 
@@ -233,12 +224,78 @@ def test_a_job_that_is_cancelled_meanwhile_stays_cancelled_and_leaves_nothing(
     assert record["JobId"] == str(job)
 
 
+# --- who drains the node ------------------------------------------------------------------------
+
+LEFT = [
+    ("action_intended", "exclude"),
+    ("action_done", "exclude"),
+    ("action_intended", "requeue"),
+]
+DRAINED = [("action_intended", "drain"), ("action_done", "drain")]
+
+
 @pytest.mark.heavy
-def test_a_job_that_is_released_by_hand_before_its_helper_comes_runs_once(site: Site) -> None:
-    job = submit(site)
-    site.wait_record(job, "run_started")
-    with closed_partition(site):
-        await_held(site, job)
-        type_what_the_comment_says(site, job)
-        assert site.lab.job(job)["Priority"] != "0"
-    assert_ran_elsewhere(site, job)
+@pytest.mark.parametrize("user", USERS)
+def test_root_drains_the_bad_node_with_our_reason_and_for_alice_no_drain_is_even_tried(
+    site: Site, user: str
+) -> None:
+    violations = site.controller_log().count("Security violation")
+    site.forget_calls()
+    play(site, user, **{BAD: UNREACHABLE})
+    job = played_nodes.submit(site, "-N4", user=user)
+    assert_ran_elsewhere(site, job, user)
+
+    bad, calls = site.lab.node_state(BAD), site.calls()
+    assert acts(site.records(job, user=user)) == [*(DRAINED if user == "root" else []), *LEFT]
+    table = site.table(job, user)
+    if user == "root":
+        assert "DRAIN" in bad["State"]
+        assert bad["Reason"].startswith("shealth:")
+        assert "allgather" in bad["Reason"]
+        assert f" job={job} t=" in bad["Reason"]
+        assert f"drained {BAD}" in table
+    else:
+        assert "Reason" not in bad
+        assert "REQUEST_UPDATE_NODE" not in calls
+        assert site.controller_log().count("Security violation") == violations
+        assert f"requeued without {BAD}" in table
+    assert f"attempt 2: moved away from {BAD}" in table
+    first, second = site.report(job, user)["runs"]
+    assert accused(first) == {BAD: "faulty"}
+    assert accused(second) == {}
+    assert (first["script"], second["script"]["exit_code"]) == (None, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["show?nodes", "show?node?-o"], ids=["before", "meanwhile"])
+def test_an_administrators_note_on_a_bad_node_is_left_as_it_is(site: Site, when: str) -> None:
+    play(site, "root", **{BAD: UNREACHABLE})
+    gate = Gate(site, "scontrol", when, "root")
+    job = played_nodes.submit(site, "-N4", user="root", env=gate.environ)
+    gate.await_reached()
+    note = "memory, see ticket 42"
+    site.lab.run(["scontrol", "update", f"NodeName={BAD}", "State=DRAIN", f"Reason={note}"])
+    gate.open()
+    assert_ran_elsewhere(site, job, "root")
+    assert site.drained()[BAD].startswith(f"{note} [")
+    records = site.records(job, user="root")
+    assert acts(records) == [*DRAINED, *LEFT]
+    (left,) = [r for r in records if r["kind"] == "action_done" and r["action"] == "drain"]
+    assert not left["succeeded"]
+    assert note in left["detail"]
+
+
+# --- a path between two nodes ---------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_path_that_is_cut_is_found_and_one_of_its_nodes_is_left(site: Site) -> None:
+    site.lab.fault.cut_path("n3", "n4")
+    job = site.submit("-N3", "--spares=1", "-x", "n[5-6]", "--wrap", RAN)
+    record = site.ended(job)
+    output = site.lab.job_output(job)
+    assert record["JobState"] == "COMPLETED", output
+    (run,) = site.report(job)["runs"]
+    assert (accused(run), site.drained()) == ({}, {})
+    assert "ran on n[1-3]" in output
+    assert "the path to n3 fails" in output

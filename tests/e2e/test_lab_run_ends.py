@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`srun slurm-health run` that is ended during its check, or has another one beside it."""
+"""`slurm-health run` in steps of a job: how they end, and how they are watched."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.lab.installed_site import COMMAND, Site, eventually
 from tests.lab.played_nodes import play
 from tests.support.unshared import played_python
 
-pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.torch, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.torch, pytest.mark.timeout(1200)]
 
 SCRIPT = """\
 #!/bin/bash
@@ -84,13 +84,53 @@ def test_ctrl_c_ends_all_tasks(site: Site, tmp_path: Path) -> None:
     assert "TRAINS" not in site.read("ends.out")
 
 
-def test_the_others_do_not_wait_for_a_first_task_that_is_interrupted(
-    site: Site, tmp_path: Path
+# --- a training that hangs ------------------------------------------------------------------------
+
+
+TRAINING = Path(__file__).parents[1] / "support" / "training.py"
+RUN = f"""#!/bin/bash
+#SBATCH -N3 --ntasks-per-node=1 --output=run-%j.out --no-requeue
+export OMP_NUM_THREADS=1
+srun {COMMAND} run "$@" training.py "$CAUSE" 1 --silent --step-s=1 --at=45 --times=1 --steps=60
+"""
+
+
+@pytest.fixture
+def training(site: Site) -> Site:
+    site.script("training.py", TRAINING.read_text())
+    site.script("run.sh", RUN)
+    for left in site.lab.home("alice").glob("pid-*"):
+        left.unlink()
+    for left in site.lab.home("alice").glob("training.failed-*"):
+        left.unlink()
+    return site
+
+
+def submitted_watched(site: Site, *words: str, cause: str = "stop", nodes: int = 3) -> int:
+    """Submit the batch script to Slurm's own sbatch."""
+    argv = ["sbatch", "--parsable", f"-N{nodes}", f"--export=ALL,CAUSE={cause}", "run.sh", *words]
+    ran = site.lab.run(argv, user="alice")
+    return int(ran.stdout)
+
+
+def test_one_that_trains_alone_is_ended_by_its_torchrun_and_its_job_is_not_cancelled(
+    training: Site,
 ) -> None:
-    job = submitted(site, tmp_path, "run --kill-on-bad-exit=0 --wait=0", n2="stuck")
-    checks(site)
-    sent(site, signal.SIGTERM, to_srun=False)
-    site.ended(job, 40.0)
-    text = site.read("ends.out")
-    assert text.count("n1: the run was ended: it was ended by SIGTERM") == 2, text
-    site.assert_nothing_left()
+    words = ("--standalone", "--nproc-per-node=2", "--monitor=stop")
+    job = submitted_watched(training, *words, nodes=1)
+
+    assert training.ended(job, 1100)["JobState"] == "FAILED", training.read(f"run-{job}.out")
+    said = training.read(f"run-{job}.out")
+    assert "rank 1 on n1 has been stopped by a signal" in said
+    assert "the training ends: it hangs (--monitor=stop)" in said
+    training.assert_nothing_left()
+
+
+def test_one_that_is_to_be_restarted_when_it_hangs_goes_on_after_a_check(training: Site) -> None:
+    job = submitted_watched(training, "--monitor=restart", "--max-restarts=1")
+
+    assert training.ended(job, 1100)["JobState"] == "COMPLETED", training.read(f"run-{job}.out")
+    said = training.read(f"run-{job}.out")
+    assert "the training hung: rank 1 on n2 has been stopped by a signal" in said
+    assert "checking n[1-3] before the workers start (restart 1 of 1)" in said
+    training.assert_nothing_left()

@@ -78,12 +78,16 @@ def test_check_then_torchrun(site: Site) -> None:
 
 @pytest.mark.slow
 def test_torchrun_with_check_leaves_the_bad_node_out(site: Site) -> None:
+    """An agent that is killed is started again by its task."""
     site.lab.fault.drop("n3")
+    site.lab.fault.kill_agent("n2")
     job = submit(site, "torchrun-with-check.sbatch", "-N4", script="train_torchrun.py")
     text = output_of(site, job)
     assert "n3 is LEFT OUT: faulty" in text
     assert "3 processes" in text
     assert site.lab.job(job)["Restarts"] == "0"
+    ends = [r for r in site.records(job, "0-2", "n2") if r["kind"] == "agent_ended"]
+    assert "SIGKILL" in ends[0]["reason"]
 
 
 @pytest.mark.slow
@@ -105,26 +109,27 @@ def test_task_per_gpu(site: Site) -> None:
     assert "epoch 0  4 nodes" in site.read(f"train-{job}-0.out")
 
 
-@pytest.mark.slow
-def test_srun_mpi(site: Site) -> None:
-    play(site)
-    ranks = site.script("ranks.sh", "#!/bin/sh\necho rank $SLURM_PROCID of $SLURM_NTASKS $1\n")
-    job = submit_with(site, "srun-mpi.sbatch", "-N2", words=("sh", ranks, "input.dat"))
-    text = output_of(site, job)
-    assert "all healthy" in text
-    assert sorted(line for line in text.splitlines() if line.startswith("rank")) == [
-        f"rank {rank} of 4 input.dat" for rank in range(4)
-    ]
+NEEDS_MPIRUN = pytest.mark.skipif(
+    shutil.which("mpirun") is None, reason="no mpirun: make test-slow installs it"
+)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun: make test-slow installs it")
-def test_mpirun(site: Site) -> None:
+@pytest.mark.parametrize(
+    ("template", "prefix"),
+    [
+        ("srun-mpi.sbatch", "$SLURM_PROCID of $SLURM_NTASKS"),
+        pytest.param(
+            "mpirun.sbatch",
+            "$OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE",
+            marks=NEEDS_MPIRUN,
+        ),
+    ],
+)
+def test_ranks_of_mpi_run_after_the_check(site: Site, template: str, prefix: str) -> None:
     play(site)
-    said = "echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE $1"
-    ranks = site.script("ranks.sh", f"#!/bin/sh\n{said}\n")
-    job = submit_with(site, "mpirun.sbatch", "-N2", words=("sh", ranks, "input.dat"))
-    text = output_of(site, job)
+    ranks = site.script("ranks.sh", f"#!/bin/sh\necho rank {prefix} $1\n")
+    text = output_of(site, submit_with(site, template, "-N2", words=("sh", ranks, "input.dat")))
     assert "all healthy" in text
     assert sorted(line for line in text.splitlines() if line.startswith("rank")) == [
         f"rank {rank} of 4 input.dat" for rank in range(4)

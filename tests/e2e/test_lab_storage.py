@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lab import Lab, storage_faults
-from tests.lab.installed_site import COMMAND, DEADLINE_S, Site, eventually
+from tests.lab.installed_site import Site, eventually
 from tests.lab.storage_faults import FAULTS, NODES, SIZE_MB
 
 pytestmark = [
@@ -74,18 +74,6 @@ def test_a_job_on_a_server_that_hangs_goes_on_or_stops_as_its_user_wants(
     assert site.drained() == {}
     site.assert_nothing_left()
     site.lab.wait_nodes()
-
-
-@pytest.mark.torch
-def test_run_trains_without_a_node_whose_mount_is_read_only(site: Site) -> None:
-    script = site.script("hello.py", "import os; print('one of', os.environ['WORLD_SIZE'])\n")
-    where = storage_faults.directory(site.lab)
-    argv = ["srun", "-N4", COMMAND, "run", "--network-check", "--nnodes=3:4", script]
-    with storage_faults.read_only(site.lab, "n3"):
-        ran = site.lab.run(argv, user="alice", cwd=where, check=False, deadline_s=2 * DEADLINE_S)
-    assert (ran.returncode, ran.stdout) == (0, "one of 3\n" * 3), ran
-    assert f"storage {where}" in ran.stderr
-    assert "is read-only, and is well on" in ran.stderr
 
 
 TRAINING = """\

@@ -17,7 +17,6 @@ from tests.lab.installed_site import (
     Report,
     Site,
     levels,
-    records_in,
     verdict_of,
 )
 from tests.played_gpu.description import Device
@@ -127,26 +126,6 @@ def test_a_node_whose_gpu_is_throttled_is_slow_at_arithmetic(
         gpu_site.lab.reset()
 
     assert_slow(run, "compute")
-
-
-RESTARTED = """#!/bin/bash
-[ "$SLURM_HEALTH_RESTART_COUNT" != 0 ] || srun -N1 -n1 bash -c 'kill -9 $$'
-"""
-
-
-def probes_of_checks(site: Site, number: int) -> list[str]:
-    runs = site.run_directory(number).parent.glob("*/master.jsonl")
-    started = [each for run in sorted(runs) for each in records_in(run)]
-    return [each["settings"]["check"] for each in started if each["kind"] == "run_started"]
-
-
-def test_a_job_that_asked_for_training_steps_is_checked_so_before_its_restart(site: Site) -> None:
-    site.script("fails.sh", RESTARTED)
-    words = (FLAG, "--on-straggler=report", "--max-restarts=1", "--output=out-%j.txt")
-    number = site.submit("-N4", f"--nodelist={NODES}", *words, "fails.sh")
-
-    assert site.ended(number)["JobState"] == "COMPLETED", site.read(f"out-{number}.txt")
-    assert probes_of_checks(site, number) == ["gpt_fit,gpt"] * 2
 
 
 def first_run(site: Site, number: int) -> Report:

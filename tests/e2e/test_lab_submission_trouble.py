@@ -25,7 +25,6 @@ PartitionName=short Nodes=ALL MaxTime=10 State=UP
 EnforcePartLimits=ALL
 """
 BAD = "n2"
-USERS = ("alice", "root")
 RAN = '#!/bin/sh\necho "attempt ${SLURM_RESTART_COUNT:-0} ran on" $(srun hostname | sort)\n'
 
 
@@ -53,27 +52,10 @@ def reservation(site: Site) -> Iterator[str]:
     site.lab.run(["scontrol", "delete", "ReservationName=mine"])
 
 
-# --- more nodes than there are -----------------------------------------------------------------
-
-
-def test_spares_that_sbatch_itself_refuses_are_named_behind_its_own_words(site: Site) -> None:
-    words = ["-N5", "--spares=1", "--exclude=n6", "--wrap=true"]
-    refused = site.health("sbatch", *words)
-    assert refused.returncode != 0
-    assert "sbatch: error" in refused.stderr
-    assert "sbatch was asked for 6 nodes, 1 of them spare (--spares)" in refused.stderr
-    assert site.jobs() == {}
-
-
 # --- fixed nodes, reservations, partitions -----------------------------------------------------
 
 
-@pytest.mark.heavy
-def test_a_job_in_a_reservation_of_the_whole_cluster_moves_within_it(
-    site: Site, reservation: str
-) -> None:
-    script = site.script("train.sh", RAN)
-    number = submit_with_a_bad_node(site, "-N4", f"--reservation={reservation}", script)
+def assert_moved(site: Site, number: int) -> None:
     job = site.ended(number, DEADLINE_S)
     output = site.lab.job_output(number)
     assert (job["JobState"], job["Restarts"], job["ExcNodeList"]) == ("COMPLETED", "1", BAD)
@@ -81,23 +63,28 @@ def test_a_job_in_a_reservation_of_the_whole_cluster_moves_within_it(
     assert BAD not in output.rpartition("ran on")[2].split()
 
 
-@pytest.mark.parametrize("user", USERS)
-def test_a_job_in_a_partition_for_short_jobs_moves_within_it(site: Site, user: str) -> None:
-    # Its jobs end sooner than the helper may elsewhere.
-    script = site.script("train.sh", RAN, user)
-    number = submit_with_a_bad_node(site, "-N4", "-p", "short", "--time=5", script, user=user)
-
-    job = site.ended(number, DEADLINE_S)
-    assert (job["JobState"], job["Restarts"], job["ExcNodeList"]) == ("COMPLETED", "1", BAD)
-
-
 @pytest.mark.heavy
-def test_a_job_in_a_partition_for_large_jobs_alone_moves_within_it(site: Site) -> None:
+def test_a_job_in_a_reservation_of_the_whole_cluster_moves_within_it(
+    site: Site, reservation: str
+) -> None:
     script = site.script("train.sh", RAN)
-    number = submit_with_a_bad_node(site, "-N4", "-p", "large", script)
-    job = site.ended(number, DEADLINE_S)
-    assert (job["JobState"], job["Restarts"], job["ExcNodeList"]) == ("COMPLETED", "1", BAD)
-    assert "attempt 1 ran on" in site.lab.job_output(number)
+    assert_moved(site, submit_with_a_bad_node(site, "-N4", f"--reservation={reservation}", script))
+
+
+@pytest.mark.parametrize(
+    ("words", "user"),
+    [
+        # Its jobs end sooner than the helper may elsewhere.
+        ("--partition=short --time=5", "alice"),
+        ("--partition=short --time=5", "root"),
+        pytest.param("--partition=large", "alice", marks=pytest.mark.heavy),
+    ],
+)
+def test_a_job_in_a_partition_with_limits_moves_within_it(
+    site: Site, words: str, user: str
+) -> None:
+    script = site.script("train.sh", RAN, user)
+    assert_moved(site, submit_with_a_bad_node(site, "-N4", *words.split(), script, user=user))
 
 
 # --- jobs that wait for others -----------------------------------------------------------------
@@ -155,34 +142,3 @@ def test_a_time_limit_too_short_for_the_check_is_named_and_the_script_does_not_r
     eventually(site, lambda: why.search(site.lab.job_output(number)), "a word about the limit")
     assert "ran" not in site.lab.job_output(number).splitlines()
     site.assert_nothing_left()
-
-
-# --- a report where there is no journal --------------------------------------------------------
-
-
-def test_a_report_without_a_journal_says_what_slurm_knows(site: Site) -> None:
-    pending = site.submit("--begin=now+1hour", "--wrap", "true")
-    plain = site.lab.sbatch("#!/bin/sh\ntrue\n", "--hold", user="alice")
-    said = {job: site.health("report", str(job)) for job in (pending, plain, 9999)}
-    assert [each.returncode for each in said.values()] == [0, 4, 4]
-    assert "it is pending (BeginTime): its nodes are checked when it" in said[pending].stdout
-    assert "was not submitted with slurm-health sbatch" in said[plain].stderr
-    assert "Slurm does not know job 9999" in said[9999].stderr
-    site.lab.run(["scancel", str(pending), str(plain)])
-
-
-@pytest.mark.slow
-def test_no_task_of_an_array_is_missing_in_silence(site: Site) -> None:
-    played_nodes.play(site)
-    array = played_nodes.submit(site, "--array=1-3%1", script="sleep 600")
-    site.wait_record(f"{array}_1", "script_started", writer="supervisor")
-    table = site.table(array)
-    assert re.search(rf"^{array}_1 .*running", table, re.MULTILINE)
-    assert re.search(rf"^{array}_\[2-3.*it is pending \(JobArrayTaskLimit\)", table, re.MULTILINE)
-    asked = site.table(f"{array}_[1-9]")
-    assert re.search(rf"^{array}_\[2-3\] .*it is pending", asked, re.MULTILINE)
-    assert re.search(rf"^{array}_\[4-9\] ", asked, re.MULTILINE)
-    none = site.health("report", f"{array}_[2-3]")
-    assert none.returncode == 4
-    assert f"{array}_[2-3]: it is pending" in none.stderr
-    site.lab.run(["scancel", str(array)])

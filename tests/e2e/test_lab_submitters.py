@@ -129,33 +129,6 @@ def assert_checked(site: Site, job: str, nodes: int, attempts: int = 1) -> None:
 
 @pytest.mark.heavy
 @needs("submitit")
-def test_a_function_of_submitit_runs_on_two_nodes_that_were_checked(wrapped: Site) -> None:
-    (job, *_) = run(wrapped, SUBMITIT, "2", "word")
-    wrapped.ended(job)
-    places = [line.split() for line in results(wrapped, 2, job)]
-    assert [place[1:] for place in places] == [["0", "2", "word"], ["1", "2", "word"]]
-    assert len({place[0] for place in places}) == 2
-    assert_checked(wrapped, job, nodes=2)
-
-
-@pytest.mark.slow
-@needs("submitit")
-def test_each_task_of_an_array_of_submitit_is_checked(wrapped: Site) -> None:
-    (line, *_) = run(wrapped, SUBMITIT, "1", "one", "two", "three")
-    tasks = line.split()
-    array = tasks[0].partition("_")[0]
-    assert tasks == [f"{array}_{number}" for number in range(3)]
-    for task in tasks:
-        wrapped.ended(task)
-    said = results(wrapped, 1, *tasks)
-    assert [each.split()[-1] for each in said] == ["one", "two", "three"]
-    for task in tasks:
-        assert_checked(wrapped, task, nodes=1)
-    assert wrapped.table(f"{array}_[0-2]").count("finished") == 3
-
-
-@pytest.mark.heavy
-@needs("submitit")
 def test_a_function_of_submitit_leaves_a_bad_node(wrapped: Site) -> None:
     play(wrapped, n1=FAULTY)
     (job, *_) = run(wrapped, SUBMITIT, "4", "word")

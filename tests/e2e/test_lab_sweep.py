@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import json
-import shlex
+from typing import Any
 
 import pytest
 
 from tests.lab import Lab
 from tests.lab.commands import Result
 from tests.lab.installed_site import Site, eventually
-from tests.lab.played_nodes import FAKE_WORKER, FAULTY, STUCK, play
+from tests.lab.played_nodes import FAKE_WORKER, FAULTY, STUCK, play, submit
 
 pytestmark = pytest.mark.lab
 
@@ -52,56 +52,6 @@ def test_a_sweep_checks_every_node_in_turns_and_the_history_names_the_bad_one(si
     assert turns == 2
 
 
-def test_a_dry_run_submits_nothing_and_says_what_it_would(site: Site) -> None:
-    result = sweep(site, "--dry-run", "--every=1h", "--", "--qos=scavenger")
-
-    for line in result.stdout.splitlines():
-        words = shlex.split(line)
-        assert words[0] == "sbatch"
-        assert {"--exclusive", "--no-requeue", "--qos=scavenger", "--nodes=3"} <= set(words)
-    assert site.jobs() == {}
-
-
-def test_what_slurm_has_not_is_one_line(site: Site) -> None:
-    result = site.health("sweep", "--partition=nowhere")
-
-    assert result.returncode == 2
-    assert result.stderr.startswith("slurm-health: Slurm has no partition 'nowhere'; it has ")
-
-
-# --- what becomes of its jobs --------------------------------------------------------------------
-
-
-def test_a_turn_says_that_the_jobs_of_the_last_one_checked_nothing_and_why(site: Site) -> None:
-    (job,) = submitted(
-        site.health("sweep", "--partition=main", "--python=/nowhere/python", user="bob")
-    )
-    assert site.ended(job)["ExitCode"] == "2:0"
-    eventually(site, lambda: not site.jobs(), "the end of a check")
-
-    again = sweep(site, user="bob")
-
-    assert submitted(again, code=3)  # it goes on: this one may find what that one lacked
-    assert (
-        "of 1 job that has ended, 0 checked its nodes, 1 checked nothing: its check ended with"
-        " 2: slurm-health: --python: /nowhere/python: no such executable on this node"
-        f" (job {job})"
-    ) in again.stderr
-
-
-def test_the_variable_names_the_interpreter_as_for_a_job(site: Site) -> None:
-    env = {"SLURM_HEALTH_PYTHON": str(FAKE_WORKER)}
-    result = site.health("sweep", "--partition=main", "--dry-run", env=env, user="bob")
-    assert result.returncode == 0
-
-    always = ["--every=0h"]  # whatever the tests before have checked
-    (job,) = submitted(site.health("sweep", "--partition=main", *always, env=env, user="bob"))
-
-    script = site.lab.run(["scontrol", "write", "batch_script", str(job), "-"]).stdout
-    assert f"--python={FAKE_WORKER}" in script
-    site.lab.run(["scancel", str(job)])
-
-
 # --- giving way ----------------------------------------------------------------------------------
 
 # As docs/admin/fleet.md has it: a partition over the same nodes that all others preempt.
@@ -136,3 +86,46 @@ def test_a_sweep_gives_way_to_a_job_and_goes_on_where_it_stopped() -> None:
         (cluster,) = json.loads(site.health("lemons", "--json").stdout)["clusters"]
         assert cluster["nodes"][0]["node"] == bad
         assert site.drained() == {}
+
+
+# --- history, and what may be removed of it -------------------------------------------------------
+
+
+def history(site: Site, node: str) -> dict[str, Any]:
+    result = site.health("history", node, "--json")
+    assert result.returncode == 0, result
+    (found,) = json.loads(result.stdout)["nodes"]
+    return dict(found)
+
+
+@pytest.mark.heavy
+def test_history_names_the_planted_bad_node_and_clean_spares_the_job_that_runs(site: Site) -> None:
+    bad = site.lab.nodes[1]
+    play(site, **{bad: FAULTY})
+    ended = submit(site, "--nodes=3")
+    site.ended(ended)
+    running = submit(site, "--nodes=2", f"--exclude={bad}", script="sleep 600")
+    eventually(
+        site,
+        lambda: site.health("report", str(running)).stdout.count("running for") > 0,
+        "the script of a job that runs",
+    )
+
+    found = history(site, bad)
+    latest = found["checks"][-1]
+    assert (latest["job"], latest["level"]) == (str(ended), "faulty")
+    assert found["standing"]["level"] == "suspect"  # one job proves nothing
+
+    lemons = site.health("lemons")
+    assert lemons.returncode == 0, lemons
+    assert [line.split()[:2] for line in lemons.stdout.splitlines() if bad in line[:8]] == [
+        [bad, "suspect"]
+    ]
+
+    cleaned = site.health("clean", "--older-than=0h", "--yes")
+
+    assert cleaned.returncode == 0, cleaned
+    assert f"its job has not ended: job {running}" in cleaned.stderr
+    assert site.health("report", str(running)).returncode == 0
+    assert site.health("report", str(ended)).returncode == 4
+    assert site.health("history", bad).returncode == 2  # its only check went with the journal

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
 
+from slurm_health.report.export import schema
 from tests.lab.installed_site import Gate, Site, kinds
-from tests.lab.played_nodes import NEVER_READY, play, submit
+from tests.lab.played_nodes import FAULTY, NEVER_READY, play, submit
 
 pytestmark = [
     pytest.mark.lab,
@@ -16,22 +18,12 @@ pytestmark = [
 ]
 
 NO_PYTHON = "--python=/no/such/python"
-NO_JOURNAL = "--journal=/proc/journal"
 WHY = "UNCHECKED: --python: /no/such/python: no such executable on this node; correct that"
 
 
 def comment(site: Site, job: int) -> str:
     argv = ["squeue", "-h", "--states=all", "-j", str(job), "-o", "%k"]
     return site.lab.run(argv).stdout.rstrip("\n")
-
-
-def await_requeued(site: Site, job: int) -> None:
-    site.lab.wait_until(
-        lambda: site.lab.job(job),
-        lambda found: (found["JobState"], found["Restarts"]) == ("PENDING", "1"),
-        f"job {job} requeued",
-        60,
-    )
 
 
 def test_a_job_that_runs_unchecked_leaves_a_journal_and_asks_slurm_for_nothing(site: Site) -> None:
@@ -49,18 +41,6 @@ def test_a_job_that_runs_unchecked_leaves_a_journal_and_asks_slurm_for_nothing(s
     assert WHY in site.table(job)
     assert comment(site, job) == "mine"
     assert not {name for name in calls if "UPDATE_JOB" in name}
-
-
-def test_where_the_journal_fails_the_comment_says_so_beside_the_jobs_own(site: Site) -> None:
-    job = site.submit("-N2", NO_JOURNAL, "--comment=mine: a=b", "--wrap=echo ran")
-    assert site.ended(job)["ExitCode"] == "0:0"
-    said = comment(site, job)
-    assert said.startswith("slurm-health: UNCHECKED: journal /proc/journal")
-    assert said.endswith(" | own comment: mine: a=b")
-    report = site.health("report", str(job))
-    assert report.returncode == 4
-    assert "its comment in Slurm says (completed): UNCHECKED: journal /proc/" in report.stderr
-    assert "mine" not in report.stderr
 
 
 @pytest.mark.parametrize(("choice", "state"), [("proceed", "COMPLETED"), ("stop", "FAILED")])
@@ -94,43 +74,7 @@ def test_a_check_that_dies_each_time_is_recorded_in_its_journal(site: Site) -> N
     assert "UNCHECKED: the check was started 2 times" in " ".join(site.table(job).split())
 
 
-def test_an_option_that_only_the_node_finds_wrong_is_no_lost_record(site: Site) -> None:
-    # Every node has a /tmp of its own, and so has the login node.
-    site.lab.run(["cp", "/bin/true", "/tmp/measures"], user="alice")
-    job = site.submit("-N1", "-wn1", "--check=/tmp/measures", "--wrap=echo ran")
-    assert site.ended(job)["ExitCode"] == "0:0"
-    output = site.lab.job_output(job)
-    assert (
-        "running the script anyway: UNCHECKED: --check: /tmp/measures: is not a program" in output
-    )
-    assert kinds(site.records(job))["unchecked"] == 1
-
-
 # --- signals that meet the check ----------------------------------------------------------------
-
-TRAPS = """\
-#!/bin/bash
-if [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then
-    trap 'echo "requeues itself"; scontrol requeuehold $SLURM_JOB_ID; wait' USR1
-fi
-echo "began"
-sleep 1000 &
-wait
-"""
-
-
-def test_a_signal_that_meets_the_check_reaches_the_scripts_own_trap(site: Site) -> None:
-    play(site)
-    gate = Gate(site, "srun", "")
-    script = site.script("traps.sh", TRAPS)
-    job = submit(site, "-N2", script, script="", env=gate.environ)
-    gate.await_reached()
-    site.lab.run(["scancel", "--signal=USR1", "--batch", str(job)], user="alice")
-    gate.open()
-    await_requeued(site, job)
-    output = site.lab.job_output(job)
-    assert "SIGUSR1 came before traps.sh started" in output
-    assert output.index("began") < output.index("requeues itself")
 
 
 def test_a_signal_to_all_steps_does_not_disturb_the_check(site: Site) -> None:
@@ -143,3 +87,52 @@ def test_a_signal_to_all_steps_does_not_disturb_the_check(site: Site) -> None:
     assert site.ended(job)["ExitCode"] == "0:0"
     assert kinds(site.records(job))["agents_lost"] == 0
     assert "ran on n[1-2]" in site.lab.job_output(job)
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+
+def listed(site: Site, user: str = "alice") -> dict[str, dict[str, object]]:
+    """Return what `slurm-health report` alone says, by job."""
+    import jsonschema  # here, as it takes seconds to load: not in each worker that only collects
+
+    done = site.health("report", "--json", user=user)
+    assert done.returncode == 0, done
+    found = json.loads(done.stdout)
+    jsonschema.Draft202012Validator(schema()).validate(found)
+    return {job["job"]: job for job in found["jobs"]}
+
+
+@pytest.mark.slow
+def test_ones_jobs_are_listed_with_what_slurm_says_of_them(site: Site) -> None:
+    play(site, n3=FAULTY)
+    moved = submit(site, "-N3", "--nodelist=n[1-2]", "--time=5", "--job-name=a name")
+    site.ended(moved)
+    array = submit(site, "-N1", "--array=1-2", "--time=5")
+    waits = site.lab.sbatch("#!/bin/sh\n", "-N1", "--hold", user="alice")
+    site.lab.wait_until(lambda: set(site.jobs()), lambda names: len(names) == 1, "one job left")
+
+    found = listed(site)
+
+    assert found[str(moved)]["state"] == "completed"
+    assert found[str(array)]["state"] == "2 completed"
+    assert str(found[str(array)]["found"]).startswith("2 tasks checked; ")
+    assert str(found[str(waits)]["state"]).startswith("pending (JobHeldUser)")
+    assert next(iter(found)) == str(waits)
+    text = site.health("report").stdout
+    assert text.splitlines()[0].split()[:2] == ["JOB", "NAME"]
+    site.lab.run(["scancel", str(waits)])
+
+
+def test_what_became_of_the_jobs_nodes_since_is_told(site: Site) -> None:
+    play(site)
+    job = submit(site, "-N2", "--nodelist=n[1-2]", "--time=5")
+    site.ended(job)
+    note = "shealth: gpu 3 lost"
+    site.lab.run(["scontrol", "update", "nodename=n2,n5", "state=drain", f"reason={note}"])
+
+    last = site.table(job).split("\n\n")[-1]
+
+    assert last.splitlines()[1].split()[0] == "n2"
+    assert f"{note} [root@" in last
+    assert "n5" not in last

@@ -88,58 +88,6 @@ def test_one_machine_is_checked_and_trains(tmp_path: Path) -> None:
     assert list(tmp_path.glob("journal/local/*/0-2/master.jsonl"))
 
 
-def test_what_the_site_expects_of_its_devices_is_read_before_the_check(tmp_path: Path) -> None:
-    site = tmp_path / "site.toml"
-    site.write_text('[expectations."NVIDIA H100 80GB HBM3"]\nbf16_tflops = 900\n')
-    code, stdout, stderr = Node(
-        tmp_path, "--network-check", "--standalone", TRAIN, SLURM_HEALTH_CONFIG=str(site)
-    ).end()
-    assert (code, stdout) == (2, "")
-    assert "did you mean bf16_tflop_per_s?" in stderr
-
-
-@pytest.mark.slow
-def test_several_processes_are_checked_and_train_together(tmp_path: Path, free_port: str) -> None:
-    nodes = [
-        Node(
-            tmp_path,
-            *("--network-check", "--nnodes=2", "--rdzv-id=a7", "--max_restarts=3"),
-            *(TRAIN, "--epochs=1"),
-            trains=True,
-            NODE_RANK=str(rank),
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=free_port,
-        )
-        for rank in range(2)
-    ]
-    ends = [node.end() for node in nodes]
-    assert [code for code, _, _ in ends] == [0, 0], ends
-    assert "2 processes" in ends[0][1] + ends[1][1]
-    assert "node[0-1]" in ends[0][2]
-
-
-@pytest.mark.slow
-def test_a_process_that_never_comes_is_left_out_where_it_may_be(
-    tmp_path: Path, free_port: str
-) -> None:
-    nodes = [
-        Node(
-            tmp_path,
-            *("--network-check", "--nnodes=2:3", "--rdzv-id=a7", f"--node_rank={rank}"),
-            *("--rdzv-backend=c10d", TRAIN, "--epochs=1"),
-            trains=True,
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=free_port,
-        )
-        for rank in range(2)
-    ]
-    ends = [node.end() for node in nodes]
-    assert [code for code, _, _ in ends] == [0, 0], ends
-    assert "2 processes" in ends[0][1] + ends[1][1]
-    said = "without node2: inconclusive, could not be measured: it has not connected to node0"
-    assert said in ends[0][2]
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize("monitor", ["report", "off"])
 def test_the_process_ends_as_its_torchrun_does(tmp_path: Path, monitor: str) -> None:
@@ -201,12 +149,3 @@ def test_nodes_that_know_no_ranks_say_that_nothing_watches_them(
 
     assert [code for code, _, _ in ends] == [0, 0], ends
     assert all("this training is not watched: " in stderr for _, _, stderr in ends)
-
-
-def test_the_help_is_ours_and_refers_to_torchruns(tmp_path: Path) -> None:
-    code, stdout, _ = Node(tmp_path, "--network-check", "--help").end()
-    assert code == 0
-    assert "--exclude-straggler" in stdout
-    assert "torchrun --help" in stdout
-    assert len(stdout.splitlines()) < 100
-    assert max(map(len, stdout.splitlines())) <= 100

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm-health run --max-restarts`: what comes before workers are started again, without Slurm."""
+"""`slurm-health run` on one machine as on several: restarts, and machines that share nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.supervised import eventually
-from tests.support.unshared import DEADLINE_S, Machine, free_port
+from tests.support.unshared import DEADLINE_S, Cable, Machine, free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
@@ -154,26 +154,145 @@ def test_if_node_0_is_lost_the_others_meet_again_on_the_next_one(
     assert codes(elastic[1:]) == [0, 0], elastic
 
 
-@pytest.mark.slow
-def test_a_node_that_fails_the_check_before_a_restart_is_left_out(
-    elastic: list[Machine], master: str
+# --- machines that share nothing: real processes and sockets, no directory ------------------------
+
+
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "train_torchrun.py")
+SECRET = "correct horse battery staple"
+
+
+@pytest.fixture
+def strangers(tmp_path: Path) -> Iterator[list[Machine]]:
+    """Three machines, whose processes end with the test."""
+    found = [Machine(tmp_path, rank) for rank in range(3)]
+    yield found
+    for each in found:
+        if each.process is not None and each.process.poll() is None:
+            each.kill()
+
+
+def codes_of(strangers: list[Machine]) -> list[int]:
+    return [each.end() for each in strangers]
+
+
+def trained(machine: Machine, option: str) -> str:
+    """Return the last value of an option that torchrun was called with."""
+    return str(re.findall(rf"--{option}=(\S+)", machine.said.partition("TRAINS")[2])[-1])
+
+
+def all_gone(name: str) -> bool:
+    """Tell whether no process has this on its command line any more."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if name in path.read_text():
+                return False
+    return True
+
+
+def test_machines_that_share_nothing_are_checked_and_train(
+    strangers: list[Machine], master: str
 ) -> None:
-    for each in elastic:
-        train(each, ["--nnodes=2:3"], master, fails=("kill", "1", "--times=1"))
-    trains_from(elastic, 3)
-    elastic[2].plays("raises")
-    trains_from(elastic, 2, 3)
-    elastic[2].says("node2 is LEFT OUT: faulty")
-    (elastic[0].home.parent / "ck.hold").unlink()
-    assert codes(elastic) == [0, 0, 0], elastic
+    for each in strangers:
+        each.run("--nnodes=3", "--nproc_per_node=1", DLROVER_MASTER_ADDR=master)
+    assert codes_of(strangers) == [0, 0, 0], strangers
+    assert "node[0-2]" in strangers[0].said
+    assert "all healthy" in strangers[0].said
+    host, _, port = master.rpartition(":")
+    for each in strangers:
+        assert trained(each, "nnodes") == "3"
+        assert trained(each, "rdzv-endpoint") == f"{host}:{port}"
+        assert trained(each, "rdzv-conf") == f"is_host={int(each.rank == 0)}"
+        assert each.left() == []
+    assert [len(each.journals()) for each in strangers] == [1, 0, 0]
 
 
-@pytest.mark.slow
-def test_a_training_on_one_machine_is_checked_before_its_restart(tmp_path: Path) -> None:
-    alone = Machine(tmp_path, 0, real=True)
-    arguments = given(tmp_path, "kill", "0", "--times=1")
-    alone.run(*OPTIONS, "--standalone", program=str(TRAIN), given=arguments)
-    assert codes([alone]) == [0], alone
-    assert begun_at(alone) == [(1, 0), (1, 3)]
-    assert "before the workers start (restart 1 of 2)" in alone.said
-    assert "UNCHECKED" not in alone.said
+def test_a_faulty_node_is_left_out_and_the_others_train(
+    strangers: list[Machine], master: str
+) -> None:
+    strangers[1].plays("raises")
+    for each in strangers:
+        each.run("--nnodes=2:3", MASTER_ADDR=master)
+    assert codes_of(strangers) == [0, 0, 0], strangers
+    assert "node1 is LEFT OUT: faulty" in strangers[1].said
+    assert "TRAINS" not in strangers[1].said
+    assert [trained(strangers[each], "nnodes") for each in (0, 2)] == ["2:3", "2:3"]
+
+
+def test_nodes_that_know_the_secret_take_part(
+    strangers: list[Machine], master: str, tmp_path: Path
+) -> None:
+    for each in strangers:
+        each.run("--nnodes=3", MASTER_ADDR=master, SLURM_HEALTH_SECRET=SECRET)
+    assert codes_of(strangers) == [0, 0, 0], strangers
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert written
+    assert not any(SECRET.encode() in path.read_bytes() for path in written)
+
+
+@pytest.mark.heavy
+def test_the_others_end_soon_when_node_0_is_killed(strangers: list[Machine], master: str) -> None:
+    strangers[2].plays("stuck")
+    for each in strangers:
+        each.run("--nnodes=3", MASTER_ADDR=master)
+    strangers[0].says("round 0")
+    strangers[0].kill()
+    assert codes_of(strangers[1:]) == [4, 4], strangers
+    for each in strangers[1:]:
+        assert "node0 has ended" in each.said
+        assert each.left() == []
+    eventually(lambda: all_gone(str(strangers[1].python.parent.parent)), "all processes are gone")
+
+
+@pytest.mark.heavy
+def test_a_connection_that_was_cut_is_made_again(strangers: list[Machine], master: str) -> None:
+    cable = Cable(int(master.rpartition(":")[2]) + 1)
+    near = f"127.0.0.1:{cable.port - 1}"
+    strangers[2].plays("never-ready")
+    for each in strangers:
+        each.run("--nnodes=3", MASTER_ADDR=near if each.rank == 1 else master)
+    strangers[1].says("taking part")
+    cable.cut()
+    strangers[1].says("connection to node0")
+    cable.mend()
+    strangers[1].says("again\n")
+    strangers[2].plays("well")
+    assert codes_of(strangers) == [0, 0, 0], strangers
+    assert "all healthy" in strangers[0].said
+    cable.close()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_interrupt_of_one_node_ends_all(
+    strangers: list[Machine], master: str, rank: int
+) -> None:
+    strangers[2].plays("never-ready")
+    for each in strangers:
+        each.run("--nnodes=3", MASTER_ADDR=master)
+    strangers[0].says("all nodes are there")
+    strangers[rank].interrupt()
+    ends = codes_of(strangers)
+    assert ends[rank] == 130, strangers
+    assert ends[0] == 130, strangers
+    assert ends[2] == 4, strangers
+    assert "was ended by" in strangers[2].said
+    eventually(lambda: all_gone(str(strangers[1].python.parent.parent)), "all processes are gone")
+    assert [each.left() for each in strangers] == [[], [], []]
+
+
+def test_nodes_meet_over_ipv6(strangers: list[Machine]) -> None:
+    for each in strangers:
+        each.run("--nnodes=3", MASTER_ADDR="::1", MASTER_PORT=str(PORT_V6))
+    assert codes_of(strangers) == [0, 0, 0], strangers
+    assert trained(strangers[1], "rdzv-endpoint") == f"[::1]:{PORT_V6}"
+
+
+PORT_V6 = free_port()
+
+
+@pytest.mark.heavy
+def test_machines_that_share_nothing_train_for_real(tmp_path: Path, master: str) -> None:
+    strangers = [Machine(tmp_path, rank, real=True) for rank in range(2)]
+    for each in strangers:
+        each.run("--nnodes=2", "--nproc_per_node=1", program=EXAMPLE, DLROVER_MASTER_ADDR=master)
+    assert codes_of(strangers) == [0, 0], strangers
+    assert "2 processes" in "".join(each.said for each in strangers)

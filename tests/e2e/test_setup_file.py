@@ -13,7 +13,6 @@ from typing import Any
 from tests.support.command_line import Done, slurm_health
 
 FAKE_WORKER = Path(__file__).parents[1] / "support" / "fake_worker.py"
-NODES = ("local0", "local1", "local2", "local3")
 
 
 def check(directory: Path, setup: str, *words: str) -> Done:
@@ -53,16 +52,6 @@ def test_the_probes_run_with_what_the_file_exports_and_a_failed_exchange_names_t
     assert "secret" not in written + done.stdout + done.stderr
 
 
-def test_the_interpreter_is_looked_for_where_the_file_puts_it(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python3").write_text("#!/bin/sh\nexec true\n")
-    (tmp_path / "bin" / "python3").chmod(0o755)
-
-    check(tmp_path, f"PATH={tmp_path}/bin:$PATH")
-
-    assert run_started(tmp_path)["settings"]["python"] == f"{tmp_path}/bin/python3"
-
-
 def test_a_python_path_that_the_file_sets_for_its_own_interpreter_does_not_harm_the_agents(
     tmp_path: Path,
 ) -> None:
@@ -72,11 +61,3 @@ def test_a_python_path_that_the_file_sets_for_its_own_interpreter_does_not_harm_
 
     assert "the wrong click" not in done.stderr
     assert {each["level"] for each in json.loads(done.stdout)["nodes"][:3]} == {"healthy"}
-
-
-def test_a_file_that_fails_ends_the_check_before_it_begins(tmp_path: Path) -> None:
-    done = check(tmp_path, "false")
-
-    assert done.code == 2
-    assert "env.sh: failed (exit code 1)" in done.stderr
-    assert not list(tmp_path.glob("journal/local/*"))

@@ -23,7 +23,7 @@ from slurm_health.records.standings import Reliability
 from slurm_health.records.verdict import Level
 from slurm_health.system import journal
 from slurm_health.system.accounts import Accounts
-from tests.fleet.test_reading import give
+from tests.fleet.test_index import give
 from tests.support.command_line import slurm_health
 from tests.support.hooked_slurm import HookedSlurm
 from tests.support.journals import Clock, RunJournal, write_healthy_run

@@ -9,16 +9,29 @@ import os
 import shutil
 import signal
 import sqlite3
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from slurm_health.fleet import answers
 from slurm_health.fleet.index import index_path, opened
+from slurm_health.fleet.reading import (
+    MOST_RUNS,
+    NEVER_S,
+    JobReading,
+    JournalReader,
+    KnownJob,
+    read_job,
+)
 from slurm_health.records.errors import IndexUnusable
+from slurm_health.records.script_records import Attribution, Diagnosed, ScriptStarted
 from slurm_health.records.standings import Reliability
 from slurm_health.records.verdict import Level, NodeVerdict
+from slurm_health.system import journal
 from tests.support.command_line import finish, slurm_health, start
 from tests.support.journals import Clock, RunJournal, write_healthy_run, write_requeued_job
 
@@ -252,3 +265,253 @@ def test_an_interrupted_command_keeps_what_it_has_and_prints_no_traceback(tmp_pa
     assert "Traceback" not in ended.stderr
     done = slurm_health("history", "n1", "--json", f"--journal={root}", environ=environ)
     assert len(json.loads(done.stdout)["nodes"][0]["checks"]) == 300
+
+
+# --- journals of other users ----------------------------------------------------------------------
+
+
+THEIRS = 65534
+
+
+def give(directory: Path, uid: int = THEIRS) -> None:
+    """Let all of a directory belong to another user."""
+    for path in (directory, *directory.rglob("*")):
+        os.chown(path, uid, uid)
+
+
+def read(root: Path, uid: int, *jobs: str) -> list[JobReading | None]:
+    reader = JournalReader(root)
+    return [reading for _, reading in reader.read(uid, [KnownJob("lab", job) for job in jobs])]
+
+
+@contextlib.contextmanager
+def opened_here() -> Iterator[set[str]]:
+    """Note the names of what this process opens; not what its children do."""
+    names: set[str] = set()
+    noting = True
+
+    def note(event: str, args: tuple[object, ...]) -> None:
+        if noting and event == "open":
+            names.add(str(args[0]))
+
+    sys.addaudithook(note)  # for good
+    yield names
+    noting = False
+
+
+@pytest.mark.root
+def test_no_file_of_another_user_is_opened_in_roots_own_process(public_path: Path) -> None:
+    for job in (12, 13):
+        write_healthy_run(public_path, job=job, nodes=("n1", "n2"))
+    (public_path / "lab").chmod(0o1777)
+    give(public_path / "lab" / "12")
+
+    with opened_here() as names:
+        jobs = {job for job, _ in checks_of(public_path, public_path / "index", "n1")}
+
+    assert jobs == {"12", "13"}
+    assert "13" in names
+    assert "12" not in names
+
+
+@pytest.mark.root
+def test_root_reads_nothing_that_the_owner_of_a_journal_may_not_read(public_path: Path) -> None:
+    write_healthy_run(public_path, job=12, nodes=("n1", "n2"))
+    (public_path / "lab").chmod(0o1777)
+    give(public_path / "lab" / "12")
+    closed = public_path / "lab" / "12" / "0" / "n1.jsonl"
+    closed.chmod(0o000)
+
+    (reading,) = read(public_path, THEIRS, "12")
+
+    assert isinstance(reading, JobReading)
+    assert "Permission denied" in reading.trouble
+
+
+def test_the_last_ones_of_any_number_of_runs_are_read(tmp_path: Path) -> None:
+    for label in ("0", str(MOST_RUNS)):
+        write_healthy_run(tmp_path, job=12, label=label, nodes=("n1", "n2"))
+    for empty in range(1, MOST_RUNS):
+        (tmp_path / "lab" / "12" / str(empty)).mkdir(mode=0o700)
+
+    reading = read_job(tmp_path, KnownJob("lab", "12"))
+
+    assert isinstance(reading, JobReading)
+    assert [check.label for check in reading.checks] == [str(MOST_RUNS)]
+    assert f"it has more than {MOST_RUNS} runs" in reading.trouble
+    assert read_job(tmp_path, KnownJob("lab", "12", reading.stamp)) is None
+
+
+@pytest.mark.root
+def test_a_journal_beyond_all_size_hides_no_other_job_of_its_owner(public_path: Path) -> None:
+    for job in (12, 13):
+        write_healthy_run(public_path, job=job, nodes=("n1", "n2"))
+    (public_path / "lab").chmod(0o1777)
+    run = public_path / "lab" / "12" / "0"
+    os.truncate(journal.path_of(run, "n1"), 1 << 40)
+    for directory in ("12", "13"):
+        give(public_path / "lab" / directory)
+
+    large, usual = read(public_path, THEIRS, "12", "13")
+
+    assert isinstance(large, JobReading)
+    assert isinstance(usual, JobReading)
+    assert "n1.jsonl has 1099511627776 bytes" in large.trouble
+    assert large.final_s == NEVER_S  # it is looked at until it can be read
+    assert (usual.trouble, len(usual.checks)) == ("", 1)
+
+
+# Kills whatever becomes this user, as that user could: no other test has it.
+_KILLS = """
+import os, signal, sys
+user = int(sys.argv[1])
+os.setresuid(user, user, user)
+print("begun", flush=True)
+while True:
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if int(name) != os.getpid() and os.stat(f"/proc/{name}").st_uid == user:
+                os.kill(int(name), signal.SIGKILL)
+        except OSError:
+            pass
+"""
+_KILLER = 61_999
+
+
+@pytest.mark.root
+def test_an_owner_who_kills_the_reader_hides_their_own_jobs_and_no_more(
+    public_path: Path,
+) -> None:
+    for job in (12, 13):
+        write_healthy_run(public_path, job=job, nodes=("n1", "n2"))
+    (public_path / "lab").chmod(0o1777)
+    give(public_path / "lab" / "12", _KILLER)
+    argv = [sys.executable, "-c", _KILLS, str(_KILLER)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as killer:
+        assert killer.stdout is not None
+        killer.stdout.readline()
+        try:
+            jobs = [job for job, _ in checks_of(public_path, None, "n1")]
+        finally:
+            killer.kill()
+
+    assert "13" in jobs
+
+
+# --- when a job's journal is final ----------------------------------------------------------------
+
+
+BEGAN_S = 1_700_000_000.0
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+
+
+def written_at(root: Path, job: int, time_s: float) -> None:
+    """Let all of a job's files be written last at this time."""
+    for path in (root / "lab" / str(job)).rglob("*.jsonl"):
+        os.utime(path, (time_s, time_s))
+
+
+def checked_only(root: Path, *, label: str = "0", job: int = 12) -> RunJournal:
+    """Write a check that a script has called itself, as `slurm-health run` does."""
+    run = RunJournal(root, job=job, label=label, nodes=("n1", "n2"), clock=Clock(BEGAN_S))
+    run.pass_check()
+    return run
+
+
+def preempted(root: Path) -> RunJournal:
+    run = checked_only(root)
+    run.run_script(exit_code=143, signal=15)
+    return run
+
+
+def preempted_and_ended_well(root: Path) -> RunJournal:
+    run = checked_only(root)
+    run.run_script()
+    told = Diagnosed(
+        cause="requeued", description="", attribution=Attribution.OUTSIDE, sureness="certain"
+    )
+    run.write(journal.POST_MORTEM, told)
+    return run
+
+
+def started_again(root: Path) -> RunJournal:
+    run = checked_only(root)
+    run.run_script(exit_code=1)
+    run.write(journal.SUPERVISOR, ScriptStarted(script="train.sh", pid=201, restart=1))
+    return run
+
+
+def checked_beside_a_script_that_runs(root: Path) -> RunJournal:
+    run = checked_only(root)
+    run.write(journal.SUPERVISOR, ScriptStarted(script="train.sh", pid=201))
+    checked_only(root, label="0-2").run_script()
+    return run
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        checked_only,
+        preempted,
+        preempted_and_ended_well,
+        started_again,
+        checked_beside_a_script_that_runs,
+    ],
+)
+def test_a_job_that_may_come_back_is_looked_at_again_days_later(
+    tmp_path: Path, begin: object
+) -> None:
+    root, index = tmp_path / "journal", tmp_path / "index"
+    assert callable(begin)
+    begin(root)
+    written_at(root, 12, BEGAN_S)
+    for days in (0.1, 2):
+        assert indexed(root, index, now_s=BEGAN_S + days * DAY_S) == {"n1", "n2"}
+
+    write_healthy_run(root, job=12, label="1", nodes=("n1", "n3"), clock=Clock(BEGAN_S))
+
+    assert indexed(root, index, now_s=BEGAN_S + 3 * DAY_S) == {"n1", "n2", "n3"}
+
+
+def test_what_followed_the_last_look_is_found_however_late_the_next_one_is(tmp_path: Path) -> None:
+    root, index = tmp_path / "journal", tmp_path / "index"
+    write_healthy_run(root, job=12, nodes=("n1", "n2"))
+    written_at(root, 12, BEGAN_S)
+    assert indexed(root, index, now_s=BEGAN_S + HOUR_S) == {"n1", "n2"}
+
+    write_healthy_run(root, job=12, label="1", nodes=("n1", "n3"), clock=Clock(BEGAN_S))
+    written_at(root, 12, BEGAN_S + 5 * HOUR_S)
+
+    assert indexed(root, index, now_s=BEGAN_S + 30 * DAY_S) == {"n1", "n2", "n3"}
+
+
+def test_a_job_that_was_looked_at_before_its_first_check_was_there_is_looked_at_again(
+    tmp_path: Path,
+) -> None:
+    root, index = tmp_path / "journal", tmp_path / "index"
+    made = root / "lab" / "12"
+    made.mkdir(mode=0o700, parents=True)
+    assert indexed(root, index, now_s=made.stat().st_mtime) == set()
+
+    write_healthy_run(root, job=12, nodes=("n1", "n2"))
+
+    assert indexed(root, index, now_s=made.stat().st_mtime + HOUR_S) == {"n1", "n2"}
+
+
+@pytest.mark.parametrize("looks_s", [(HOUR_S, 30 * DAY_S), (30 * DAY_S,)])
+def test_a_job_that_was_looked_at_when_it_was_final_costs_nothing_more(
+    tmp_path: Path, looks_s: tuple[float, ...]
+) -> None:
+    root, index = tmp_path / "journal", tmp_path / "index"
+    write_healthy_run(root, job=12, nodes=("n1", "n2"))
+    written_at(root, 12, BEGAN_S)
+    for look_s in looks_s:
+        indexed(root, index, now_s=BEGAN_S + look_s)
+
+    with opened_here() as names:
+        assert indexed(root, index, now_s=BEGAN_S + 31 * DAY_S) == {"n1", "n2"}
+    assert "12" not in names
+
+    with closing(sqlite3.connect(index)) as found:
+        assert found.execute("SELECT final_s FROM slurm_health_jobs").fetchall() == [(0.0,)]

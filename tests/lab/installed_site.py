@@ -294,6 +294,19 @@ PATH=${{PATH#*:}} exec {command} "$@"
         (self._here / "open").touch()
 
 
+def check_by_default(site: Site, rules: str) -> None:
+    """Write the config file, and have slurmctld load the submission plugin that it asks for."""
+    (site.lab.paths.etc / "rules.toml").write_text(rules)
+    install_default(site)
+    site.lab.run(["sed", "-i", "1i JobSubmitPlugins=lua", "/etc/slurm/slurm.conf"])
+    site.lab.run(["scontrol", "reconfigure"])
+
+
+def install_default(site: Site) -> None:
+    """Write the plugin's Lua anew."""
+    site.lab.run([COMMAND, "init", "default", f"--config={site.lab.paths.etc}/rules.toml"])
+
+
 def is_private(path: Path) -> bool:
     """Tell whether nobody but its owner can read what is here."""
     return not stat.S_IMODE(path.stat().st_mode) & 0o077

@@ -18,8 +18,8 @@ from tests.lab.installed_site import COMMAND, Site, eventually
 from tests.lab.site_files import let_root_drain
 
 FAKE_WORKER = Path(__file__).parents[1] / "support" / "fake_worker.py"
-FAULTY, SLOW, UNREACHABLE, APART = "dies", "slow", "unreachable", "apart"
-INCONCLUSIVE, NEVER_READY, STUCK = "broken-torch", "never-ready", "stuck"
+FAULTY, SLOW, UNREACHABLE = "dies", "slow", "unreachable"
+NEVER_READY, STUCK = "never-ready", "stuck"
 RAN = "echo attempt $SLURM_RESTART_COUNT ran on $SLURM_JOB_NODELIST"
 
 
@@ -61,10 +61,3 @@ def await_typist(site: Site) -> None:
     """
     seen_s = time.time()
     eventually(site, lambda: time.time() > seen_s + REVOKED_S, "a second to type in")
-
-
-def release(site: Site, job: int) -> None:
-    """Release a held job as its user."""
-    await_typist(site)
-    site.lab.run(["scontrol", "update", f"jobid={job}", "starttime=now"], user="alice")
-    site.lab.run(["scontrol", "release", str(job)], user="alice")

@@ -50,16 +50,6 @@ def test_a_change_of_an_old_value_is_made_again_on_the_new_one(tmp_path: Path) -
     assert store.load() == [1, 2, 3]
 
 
-def test_a_lock_that_another_holds_for_too_long_delays_a_change_and_stops_none(
-    tmp_path: Path,
-) -> None:
-    from filelock import FileLock
-
-    with FileLock(tmp_path / "lock"):
-        add(shared(tmp_path), 1)
-    assert shared(tmp_path).load() == [1]
-
-
 def test_an_unchanged_value_writes_nothing(tmp_path: Path) -> None:
     add(shared(tmp_path), 1)
     answer = shared(tmp_path).update(

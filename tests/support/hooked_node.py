@@ -12,9 +12,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from slurm_health.node import state
 from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.hooks import epilog, healthcheck, prolog
 from slurm_health.node.hooks.hook import Hook
+from slurm_health.node.rules.recovery import DrainRecord
 from slurm_health.node.site import Site, Timing
 from tests.node.checks.conftest import WELL
 from tests.support.accusing import Story
@@ -134,6 +136,13 @@ class Node:
 
     def mend(self) -> None:
         self.flag.unlink(missing_ok=True)
+
+    @property
+    def record(self) -> DrainRecord:
+        """What the node has kept of our drain."""
+        kept = state.load_record(self.site.state)
+        assert kept is not None
+        return kept
 
     @property
     def state(self) -> str:

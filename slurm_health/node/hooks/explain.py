@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from slurm_health.node.checks.check import Check, Planned
+from slurm_health.node.checks.check import Check
 from slurm_health.node.rules.breaker import PER_JOB
 from slurm_health.node.rules.finding import CheckResult
 from slurm_health.node.rules.settings import CONTEXTS
@@ -37,16 +37,13 @@ def explain(site: Site, node: str, partition: str | None) -> str:
         runs = [context for context, reason in reasons.items() if not reason]
         elsewhere = next((reasons[c] for c in CONTEXTS if c in planned.contexts), "in no hook")
         where = ", ".join(runs) or f"not here ({elsewhere})"
-        lines += [f"{planned.name}: {where}", f"    {_line(planned)}"]
+        shadow = ", in shadow: logged only" if planned.shadow else ""
+        hang = ", a hang is a fault" if planned.hang_is_fault else ""
+        alone = ", retested on an idle node only" if planned.exclusive else ""
+        text = f"at worst {planned.severity.value}, {planned.time_limit_s:g} s{hang}{alone}{shadow}"
+        settings = f"{settings_text(planned.check)} [{text}; line {planned.line}]"
+        lines += [f"{planned.name}: {where}", f"    {settings}"]
     return "\n".join(lines) + "\n"
-
-
-def _line(planned: Planned) -> str:
-    shadow = ", in shadow: logged only" if planned.shadow else ""
-    hang = ", a hang is a fault" if planned.hang_is_fault else ""
-    alone = ", retested on an idle node only" if planned.exclusive else ""
-    text = f"at worst {planned.severity.value}, {planned.time_limit_s:g} s{hang}{alone}{shadow}"
-    return f"{settings_text(planned.check)} [{text}; line {planned.line}]"
 
 
 def settings_text(check: Check) -> str:

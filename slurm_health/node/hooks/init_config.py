@@ -96,15 +96,13 @@ def draft(context: CheckContext, *, node: str, shared: str = "") -> tuple[str, l
             left_out.append(f"{title}: left out: {err}")
             sections.append(f"\n# {left_out[-1]}\n")
             continue
-        texts = [_table(name, keys) for name, keys in tables]
+        texts = []
+        for name, keys in tables:
+            shadow = {} if name == "leftovers" else {"shadow": True}
+            lines = [f"{key} = {_text(value)}" for key, value in {**keys, **shadow}.items()]
+            texts.append("\n".join([f"[checks.{name}]", *lines]) + "\n")
         sections += ["\n# ", title, "\n", "\n".join(texts)] if texts else []
     return "".join(sections), left_out
-
-
-def _table(name: str, keys: dict[str, Any]) -> str:
-    shadow = {} if name == "leftovers" else {"shadow": True}
-    lines = [f"{key} = {_text(value)}" for key, value in {**keys, **shadow}.items()]
-    return "\n".join([f"[checks.{name}]", *lines]) + "\n"
 
 
 def _text(value: object) -> str:

@@ -15,6 +15,7 @@ from slurm_health.node.hooks.init_config import draft
 from slurm_health.node.rules.finding import Finding, Status
 from tests.support.supervised import write_executable
 
+NODE, OPEN = Status.NODE_FAULT, Status.INCONCLUSIVE
 PERSISTENCE = {
     "error_category": 8,
     "error_id": 29,
@@ -93,62 +94,47 @@ def test_what_failed_is_named_and_weighs_what_dcgm_says_it_weighs(
     assert said in found.text
 
 
-def test_an_older_dcgm_that_gives_words_alone_convicts_nobody(tmp_path: Path) -> None:
-    result = {"gpu_ids": "3", "status": "Fail", "warnings": "Pending page retirements"}
-    text = document("Hardware", "memory", result, root="DCGM GPU Diagnostic")
-
-    found = run(tmp_path, text)
-
-    assert found.status is Status.INCONCLUSIVE
-    assert "GPU 3: memory: Pending page retirements" in found.text
+OLD = "DCGM GPU Diagnostic"
+LINK = {"gpu_id": "3", "status": "FAIL", "warnings": "GPU 3's NvLink link 5 is currently down"}
+PAGES = {"gpu_ids": "3", "status": "Fail", "warnings": "Pending page retirements"}
+NOTHING = "tested no hardware"
 
 
 @pytest.mark.parametrize(
-    ("test", "status"),
-    [("Persistence Mode", Status.WARN), ("Page Retirement/Row Remap", Status.INCONCLUSIVE)],
+    ("output", "status", "said"),
+    [
+        # An older DCGM gives words alone, which convict no GPU but of a link that is down.
+        (document("Hardware", "memory", PAGES, root=OLD), OPEN, "GPU 3: memory: Pending page"),
+        (document("Integration", "PCIe", LINK, root=OLD), NODE, f"GPU 3: PCIe: {LINK['warnings']}"),
+        # What tests no hardware is no pass, whatever it finds.
+        *(
+            (document("Hardware", "memory", failed(status=word)), OPEN, f"{NOTHING} (skipped: memo")
+            for word in ("Skip", "SKIP", "Not Run")
+        ),
+        (document("Deployment", "software", failed(GRAPHICS)), OPEN, NOTHING),
+    ],
 )
-def test_of_an_older_dcgm_a_setting_is_a_warning_and_what_may_be_the_gpu_stays_open(
-    test: str, status: Status
+def test_words_alone_convict_no_gpu_and_no_test_is_no_pass(
+    tmp_path: Path, output: str, status: Status, said: str
 ) -> None:
-    text = document("Deployment", test, {"status": "Fail"}, root="DCGM GPU Diagnostic")
+    found = run(tmp_path, output)
+    assert found.status is status
+    assert said in found.text
 
+
+@pytest.mark.parametrize(
+    ("test", "result", "status"),
+    [
+        ("software", {"status": "Pass"}, Status.PASS),
+        ("Persistence Mode", {"status": "Fail"}, Status.WARN),
+        ("Page Retirement/Row Remap", {"status": "Fail"}, OPEN),
+    ],
+)
+def test_level_1_has_no_hardware_test_and_passes_by_what_it_has(
+    test: str, result: dict[str, str], status: Status
+) -> None:
+    text = document("Deployment", test, result, root=OLD)
     assert Dcgm(level=1).judge(ProgramRun(code=0, output=text)).status is status
-
-
-def test_an_older_dcgm_that_says_that_a_link_is_down_convicts_its_node(tmp_path: Path) -> None:
-    words = "GPU 3's NvLink link 5 is currently down"
-    result = {"gpu_id": "3", "status": "FAIL", "warnings": words}
-
-    found = run(tmp_path, document("Integration", "PCIe", result, root="DCGM GPU Diagnostic"))
-
-    assert found.status is Status.NODE_FAULT
-    assert f"GPU 3: PCIe: {words}" in found.text
-
-
-@pytest.mark.parametrize("status", ["Skip", "SKIP", "Not Run"])
-def test_where_all_hardware_tests_are_skipped_the_node_is_not_tested(
-    tmp_path: Path, status: str
-) -> None:
-    found = run(tmp_path, document("Hardware", "memory", failed(status=status)))
-
-    assert found.status is Status.INCONCLUSIVE
-    assert found.text == f"{tmp_path}/dcgmi tested no hardware (skipped: memory)"
-
-
-def test_where_no_hardware_is_tested_a_finding_about_software_is_told_and_is_no_pass(
-    tmp_path: Path,
-) -> None:
-    found = run(tmp_path, document("Deployment", "software", failed(GRAPHICS)))
-
-    assert found.status is Status.INCONCLUSIVE
-    assert "tested no hardware" in found.text
-
-
-def test_level_1_has_no_hardware_test_and_passes_by_what_it_has() -> None:
-    check = Dcgm(level=1)
-    run = ProgramRun(code=0, output=document("Deployment", "software"))
-
-    assert check.judge(run).status is Status.PASS
 
 
 @pytest.mark.parametrize(
@@ -168,12 +154,6 @@ def test_a_diagnostic_that_did_not_run_says_nothing_of_the_node(
 
     assert found.status is Status.INCONCLUSIVE
     assert said in found.text
-
-
-def test_a_long_document_is_read_whole(tmp_path: Path) -> None:
-    results = [failed(MEMORY) for _ in range(1000)]
-
-    assert run(tmp_path, document("Hardware", "memory", *results)).status is Status.NODE_FAULT
 
 
 def test_it_is_drafted_where_it_is_installed(tmp_path: Path) -> None:

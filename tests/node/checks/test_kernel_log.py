@@ -11,46 +11,59 @@ from slurm_health.node.rules.finding import Status
 from tests.node.checks.conftest import find_out
 from tests.support.sites import tree
 
-NODE = Status.NODE_FAULT
-
-
-def test_old_messages_of_the_kernel_do_not_count(well: CheckContext) -> None:
-    tree(well.root, {"/dev/kmsg": "3,7,1000000,-;EXT4-fs error (device sda1)\n"})
-    assert find_out(KernelLog(), well).status is Status.PASS
-
-
-def test_a_message_that_a_program_wrote_is_not_the_kernels(well: CheckContext) -> None:
-    """Facility 1 is what `echo > /dev/kmsg` gets, whatever level the writer asks for."""
-    tree(well.root, {"/dev/kmsg": "11,7,9990000000,-;EXT4-fs error (device sda1)\n"})
-    assert find_out(KernelLog(), well).status is Status.PASS
+NODE, WARN, PASS = Status.NODE_FAULT, Status.WARN, Status.PASS
+BAD = "EXT4-fs error (device sda1): bad block"
+XFS_NAME = "XFS (x): [77]: segfault at 0 ip 0 sp 0 error 4 in Corruption[400000+1000]"
+RAID = "megaRAID: card failed, mfi gone"
+OWN_RAID = tuple(
+    ("^(x)", pattern, "^(?P<card>y)", "^EXT4-fs error")  # beside others, with groups of their own
+    for pattern in (r"(?i)^megaraid", r"^(m)ega.*\b\1fi", r"^(?P<card>mega)RAID")
+)
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("check", "text", "status"),
     [
-        "EXT4-fs error[77]: segfault at 0 ip 0 sp 0 error 4 in EXT4-fs error",
-        "traps: EXT4-fs error[77] trap invalid opcode ip:0 sp:0 error:0",
-        "EXT4-fs error (device loop3): ext4_lookup:1: bad block",
-        "XFS (loop0): Corruption of in-memory data detected",
-        "XFS (x): [77]: segfault at 0 ip 0 sp 0 error 4 in Corruption[400000+1000]",
-        "EXT4-fs (a[77]: segfault at 0 ip 0 sp 0 error 4 in x): Remounting filesystem read-only",
-        "Out of memory[77]: segfault at 0 ip 0 sp 0 error 4",
-        "python[77]: segfault in mce: [Hardware Error]: Uncorrected",
-        "NVRM: Xid (PCI:0000:3b:00): 13, pid=7, name=EXT4-fs error (device sda1)",
+        (KernelLog(), BAD, NODE),
+        (KernelLog(), "Buffer I/O error on dev sdd1, logical block 0, lost sync page write", NODE),
+        (KernelLog(fault=(), warn=("^EXT4-fs",)), BAD, WARN),
+        (KernelLog(fault=(), warn=()), BAD, PASS),
+        *((KernelLog(fault=fault), RAID, NODE) for fault in OWN_RAID),
+        # By the name of a program that crashes, or by an image that is mounted for its user.
+        (KernelLog(), "EXT4-fs error[77]: segfault at 0 ip 0 sp 0 error 4 in EXT4-fs error", PASS),
+        (KernelLog(), "traps: EXT4-fs error[77] trap invalid opcode ip:0 sp:0 error:0", PASS),
+        (KernelLog(), "EXT4-fs error (device loop3): ext4_lookup:1: bad block", PASS),
+        (KernelLog(), "XFS (loop0): Corruption of in-memory data detected", PASS),
+        (KernelLog(), XFS_NAME, PASS),
+        (KernelLog(fault=(r"^XFS.*Corruption",)), XFS_NAME, PASS),
+        (KernelLog(), "EXT4-fs (a[77]: segfault at 0 in x): Remounting filesystem read-only", PASS),
+        (KernelLog(), "Out of memory[77]: segfault at 0 ip 0 sp 0 error 4", PASS),
+        (KernelLog(), "python[77]: segfault in mce: [Hardware Error]: Uncorrected", PASS),
+        (KernelLog(), "NVRM: Xid (PCI:0000:3b:00): 13, pid=7, name=EXT4-fs error (device s)", PASS),
     ],
 )
-def test_a_user_cannot_write_a_fault_into_the_kernels_log(text: str, well: CheckContext) -> None:
-    """By the name of a program that crashes, or by an image that is mounted for them."""
-    tree(well.root, {"/dev/kmsg": f"3,7,9990000000,-;{text}\n"})
-    assert find_out(KernelLog(), well).status is Status.PASS
-
-
-def test_a_sites_own_pattern_finds_nothing_in_a_line_that_begins_with_a_program(
-    well: CheckContext,
+def test_a_line_of_the_kernels_counts_and_none_that_a_user_has_put_together(
+    check: KernelLog, text: str, status: Status, well: CheckContext
 ) -> None:
-    text = "XFS (x): [77]: segfault at 0 ip 0 sp 0 error 4 in Corruption[400000+1000]"
     tree(well.root, {"/dev/kmsg": f"3,7,9990000000,-;{text}\n"})
-    assert find_out(KernelLog(fault=(r"^XFS.*Corruption",)), well).status is Status.PASS
+    found = find_out(check, well)
+    assert found.status is status
+    assert found.text == f"{text} (kernel log)" or status is PASS
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"3,7,1000000,-;{BAD}",  # long ago
+        f"11,7,9990000000,-;{BAD}",  # by `echo > /dev/kmsg`, whatever level the writer asks for
+        *(";;;", "x,y,z,-;EXT4-fs error", "3;EXT4-fs error", "\xff"),
+    ],
+)
+def test_what_is_old_garbled_or_written_by_a_program_does_not_count(
+    line: str, well: CheckContext
+) -> None:
+    tree(well.root, {"/dev/kmsg": f"{line}\n"})
+    assert find_out(KernelLog(), well).status is PASS
 
 
 def test_a_sites_own_fault_must_begin_where_a_line_does() -> None:
@@ -71,32 +84,3 @@ def test_no_number_of_warnings_makes_a_node_forget_a_fault(
 
     assert found.status is NODE
     assert found.text == f"{lines[0]} (kernel log)"
-
-
-def test_a_message_that_is_fault_and_warning_counts_once_as_each(well: CheckContext) -> None:
-    text = "Buffer I/O error on dev sdd1, logical block 0, lost sync page write"
-    tree(well.root, {"/dev/kmsg": f"3,7,9990000000,-;{text}\n"})
-
-    assert find_out(KernelLog(), well).text == f"{text} (kernel log)"
-
-
-def test_a_site_may_look_for_warnings_alone_or_for_nothing(well: CheckContext) -> None:
-    tree(well.root, {"/dev/kmsg": "3,7,9990000000,-;EXT4-fs (sda1): Remounting filesystem\n"})
-
-    assert find_out(KernelLog(fault=(), warn=("^EXT4-fs",)), well).status is Status.WARN
-    assert find_out(KernelLog(fault=(), warn=()), well).status is Status.PASS
-
-
-@pytest.mark.parametrize("pattern", [r"(?i)^megaraid", r"^(m)ega.*\b\1fi", r"^(?P<card>mega)RAID"])
-def test_a_sites_pattern_may_be_any_regular_expression(pattern: str, well: CheckContext) -> None:
-    """Beside others, with flags, numbered and named groups of its own."""
-    tree(well.root, {"/dev/kmsg": "3,7,9990000000,-;megaRAID: card failed, mfi gone\n"})
-    fault = ("^(x)", pattern, "^(?P<card>y)", "^EXT4-fs error")
-
-    assert find_out(KernelLog(fault=fault), well).status is NODE
-
-
-@pytest.mark.parametrize("line", [";;;", "x,y,z,-;EXT4-fs error", "3;EXT4-fs error", "\xff"])
-def test_garbled_messages_are_passed_over(line: str, well: CheckContext) -> None:
-    tree(well.root, {"/dev/kmsg": f"{line}\n"})
-    assert find_out(KernelLog(), well).status is Status.PASS

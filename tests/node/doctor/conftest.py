@@ -29,8 +29,6 @@ UnkillableStepProgram   = {hook}
 UnkillableStepTimeout   = 60 sec
 MessageTimeout          = 10 sec
 """
-
-
 SHIM = """\
 #!/bin/sh
 python={python}
@@ -40,8 +38,6 @@ limit=50
 PATH=$slurm:/usr/sbin
 timeout "$limit" "$python" -I -m slurm_health.node.hooks prolog "$config"
 """
-
-
 SIXTY = {"Prolog": 60, "Epilog": 60}
 
 

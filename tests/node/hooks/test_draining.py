@@ -75,17 +75,14 @@ def test_eight_prologs_at_once_drain_once_and_all_keep_their_job_away(
     node.break_it()
     assert at_once(node, range(100, 108)) == [1] * 8
     assert len(updates(slurm)) == 1
-    kept = state.load_record(node.site.state)
-    assert kept is not None
-    assert kept.reason == drain_note.unsigned(node.reason)
+    assert node.record.reason == drain_note.unsigned(node.reason)
     assert len(shared.read_ledger(node.site.breaker).entries) == 1
 
 
 def test_a_record_that_is_newer_than_what_a_hook_has_read_stays(node: Node) -> None:
     node.break_it()
     node.prolog(job=7)
-    old = state.load_record(node.site.state)
-    assert old is not None
+    old = node.record
     node.slurm.set({"n3": ("IDLE", "")})
     node.now_s += 60
     node.prolog(job=8)
@@ -129,16 +126,6 @@ def test_a_node_that_no_test_of_its_own_finds_faulty_waits_for_a_person(
     assert state.load_record(node.site.state) is None
 
 
-def test_what_a_hook_finds_besides_does_not_bring_a_node_back_that_a_job_drained(
-    node: Node,
-) -> None:
-    drained_by_a_job(node, "network")
-    node.break_it()
-    assert node.prolog(job=JOB)
-    assert node.healthcheck()
-    assert state.load_record(node.site.state) is None
-
-
 @pytest.mark.parametrize("call", range(1, 6))
 def test_a_hook_that_is_killed_at_any_call_is_finished_by_the_next_and_counts_once(
     node: Node, slurm: HookedSlurm, call: int
@@ -149,9 +136,7 @@ def test_a_hook_that_is_killed_at_any_call_is_finished_by_the_next_and_counts_on
     node.now_s += 60
     assert node.prolog(job=8, uid=8)
     assert node.state == "IDLE+DRAIN"
-    kept = state.load_record(node.site.state)
-    assert kept is not None
-    assert kept.reason == drain_note.unsigned(node.reason)
+    assert node.record.reason == drain_note.unsigned(node.reason)
     within = {entry.node for entry in shared.read_ledger(node.site.breaker).entries}
     assert within == {"n3"}
 
@@ -193,24 +178,6 @@ def test_a_drain_that_slurm_does_not_answer_in_time_counts(node: Node, slurm: Ho
     assert result.status is DrainStatus.UNCLEAR
     (entry,) = shared.read_ledger(node.site.breaker).entries
     assert entry.node == node.name
-
-
-def test_where_slurm_does_not_answer_before_the_drain_nothing_counts(
-    node: Node, slurm: HookedSlurm
-) -> None:
-    slurm.trouble('[ "$1 $2" = "show node" ] && echo "error: Socket timed out" >&2 && exit 1\n')
-    node.break_it()
-    assert not node.prolog()
-    assert "not_drained: Slurm refused, or did not answer" in node.said
-    assert shared.read_ledger(node.site.breaker).entries == ()
-
-
-def test_a_drain_that_slurm_refuses_does_not_count(node: Node, slurm: HookedSlurm) -> None:
-    slurm.trouble('[ "$1" = update ] && echo "error: Access/permission denied" >&2 && exit 1\n')
-    node.break_it()
-    assert not node.prolog()
-    assert "not_drained: Slurm refused" in node.said
-    assert shared.read_ledger(node.site.breaker).entries == ()
 
 
 def test_a_drain_that_did_not_come_about_is_no_return_by_a_person(
@@ -278,18 +245,8 @@ def test_a_node_that_is_drained_more_than_three_times_a_day_waits_for_a_person(
         slurm.set({"n3": ("IDLE", "")})
         node.now_s += 3600
         assert node.prolog(job=job, uid=job)
-        kept = state.load_record(node.site.state)
-        assert kept is not None
-        assert kept.retest == (() if job == 4 else ("scratch",))
+        assert node.record.retest == (() if job == 4 else ("scratch",))
     assert "an administrator has to release it" in node.said
-
-
-def test_a_node_remembers_what_slurm_expected_of_it(node: Node) -> None:
-    node.break_it()
-    node.prolog(SLURM_JOB_GPUS="0,1,2,3")
-    kept = state.load_record(node.site.state)
-    assert kept is not None
-    assert kept.expected == {"SLURM_JOB_GPUS": "0,1,2,3"}
 
 
 def test_a_reset_mends_a_damaged_ledger(node: Node) -> None:
@@ -320,9 +277,7 @@ def test_one_node_whose_shared_filesystem_hangs_is_drained_by_what_slurm_shows(
     silent(node).break_it()
     assert node.prolog()
     assert node.state == "IDLE+DRAIN"
-    kept = state.load_record(node.site.state)
-    assert kept is not None
-    assert kept.confirmed
+    assert node.record.confirmed
 
 
 def test_if_all_lose_it_two_are_drained_and_a_problem_of_the_server_is_reported_once(

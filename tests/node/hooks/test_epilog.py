@@ -22,16 +22,6 @@ def test_a_job_without_a_journal_accuses_nobody(story: Story) -> None:
     assert story.node.slurm.calls() == []
 
 
-def test_pytests_own_directory_may_be_closed_while_a_journal_is_read(
-    story: Story, tmp_path: Path
-) -> None:
-    """Each session of tests that begins closes what those of all sessions of its user are in."""
-    story.write(journal())
-    tmp_path.chmod(0o700)
-    story.ended()
-    assert "accuses this node" in story.node.said
-
-
 @pytest.mark.root
 def test_a_journal_that_its_own_user_cannot_reach_is_told(story: Story) -> None:
     story.write(journal(), uid=1)
@@ -251,26 +241,6 @@ def test_an_attempt_that_was_requeued_is_looked_at_although_slurm_counts_on(stor
     story.node.break_it()
     assert not story.ended(restarts="1")
     assert story.ended(restarts="3")
-
-
-def test_the_epilog_of_two_jobs_at_once_keeps_both_marks(story: Story) -> None:
-    from slurm_health.node.rules.accusations import NodeMark
-
-    site = story.node.site
-    pids = []
-    for job in range(100, 108):
-        pid = os.fork()
-        if pid == 0:
-            mark = NodeMark(job=job, uid=job, component="node", text="", time_s=1.0)
-            try:
-                marks.add(site, "n3", mark)
-            finally:
-                os._exit(0)
-        pids.append(pid)
-    for pid in pids:
-        os.waitpid(pid, 0)
-    found = marks.of_node(site.breaker, "n3")
-    assert {each.job for each in found} == set(range(100, 108))
 
 
 # --- its state ---------------------------------------------------------------------------------

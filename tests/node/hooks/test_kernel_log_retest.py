@@ -8,6 +8,7 @@ import pytest
 from slurm_health.node import state
 from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.hooks.nodes import repeat
+from tests.node.hooks.test_healthcheck import pass_after_pass
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
 from tests.support.sites import tree
@@ -89,9 +90,7 @@ def test_an_hour_and_a_day_without_repair_return_nothing(clock: Clock, text: str
     check_often(clock, 3)
     check_often(clock, 24)
     assert node.state == "IDLE+DRAIN"
-    kept = state.load_record(node.site.state)
-    assert kept is not None
-    assert kept.passes == 0
+    assert node.record.passes == 0
 
 
 def test_a_clock_that_is_set_back_returns_nothing(clock: Clock) -> None:
@@ -101,21 +100,14 @@ def test_a_clock_that_is_set_back_returns_nothing(clock: Clock) -> None:
     assert node.state == "IDLE+DRAIN"
 
 
-def test_a_log_that_has_lost_the_message_is_no_pass(clock: Clock) -> None:
-    node = drained_for(clock, _XID)
-    clock.go(4000)
-    clock.messages = [(clock.uptime_s - 60, "a.out[77]: segfault at 0")] * 9
-    clock.first = 4711
-    check_often(clock, 8)
-    assert node.state == "IDLE+DRAIN"
-    assert "does not reach back to the drain" in node.said
-
-
-def test_a_log_that_has_lost_the_message_and_reaches_back_to_the_drain_is_no_pass(
-    clock: Clock,
+@pytest.mark.parametrize(("later_s", "reaches_back_s"), [(4000, 60), (0, 5)])
+def test_a_log_that_has_lost_the_message_is_no_pass(
+    clock: Clock, later_s: float, reaches_back_s: float
 ) -> None:
+    """Not even if it reaches back to the drain."""
     node = drained_for(clock, _XID)
-    clock.messages = [(clock.uptime_s - 5, "a.out[77]: segfault at 0")] * 9
+    clock.go(later_s)
+    clock.messages = [(clock.uptime_s - reaches_back_s, "a.out[77]: segfault at 0")] * 9
     clock.first = 4711
     check_often(clock, 8)
     assert node.state == "IDLE+DRAIN"
@@ -172,8 +164,70 @@ def test_a_drain_that_slurm_refused_is_nobodys_word(clock: Clock, slurm: HookedS
 def test_a_person_who_repeats_the_checks_sees_why_it_does_not_come_back(clock: Clock) -> None:
     node = drained_for(clock, _XID)
     clock.go(86400)
-    kept = state.load_record(node.site.state)
-    assert kept is not None
+    kept = node.record
     place = CheckContext(root=node.machine, now_s=node.now_s, context="retest")
     (found,) = repeat(node.site, kept, place)
     assert "Xid 48" in found.finding.text
+
+
+# --- tests before a release -----------------------------------------------------------------------
+
+
+# What a prolog knows of its job, and a health check does not.
+_OF_JOBS = """\
+[checks.counts]
+check = "command"
+argv = ["sh", "-c", 'test -z "${%s:-}" || { echo 7 GPUs, Slurm counts on 8; exit 77; }']
+contexts = ["prolog"]
+time_limit_s = 30
+"""
+
+
+def test_a_fault_against_what_slurm_expects_is_tested_against_the_same(node: Node) -> None:
+    node.more = _OF_JOBS % "SLURM_JOB_GPUS"
+    assert node.prolog(SLURM_JOB_GPUS="0,1,2,3,4,5,6,7")
+    pass_after_pass(node, 9)
+    assert node.state == "IDLE+DRAIN"
+    assert "7 GPUs, Slurm counts on 8" in node.said
+
+
+def _exclusive(node: Node) -> None:
+    """A test that would disturb other jobs: it leaves a trace where it runs."""
+    argv = f'["touch", "{node.directory}/ran"]'
+    node.more = (
+        f"[checks.burn]\ncheck='command'\nexclusive=true\ncontexts=['retest']\nargv={argv}\n"
+    )
+
+
+@pytest.mark.parametrize(("shown", "runs"), [("MIXED+DRAIN", False), ("IDLE+DRAIN", True)])
+def test_an_exclusive_test_runs_on_an_idle_node_only(
+    drained: Node, slurm: HookedSlurm, shown: str, runs: bool
+) -> None:
+    import msgspec
+
+    _exclusive(drained)
+    kept = drained.record
+    state.save_record(drained.site.state, msgspec.structs.replace(kept, retest=("burn",)))
+    slurm.set({"n3": (shown, drained.reason)})
+    pass_after_pass(drained, 1)
+    assert (drained.directory / "ran").exists() is runs
+    assert ("it needs an idle node, and this one is MIXED+DRAIN" in drained.said) is not runs
+
+
+def test_two_tests_that_each_need_the_node_alone_do_not_run_side_by_side(
+    drained: Node, slurm: HookedSlurm
+) -> None:
+    import msgspec
+
+    busy, met = drained.directory / "busy", drained.directory / "met"
+    text = f"mkdir {busy} || touch {met}; sleep 0.3; rmdir {busy}; echo >>{drained.directory}/ran"
+    for name in ("burn", "bench"):
+        drained.more += f"[checks.{name}]\ncheck='command'\nexclusive=true\n"
+        drained.more += f"contexts=['retest']\nargv=['sh', '-c', '{text}']\n"
+    kept = drained.record
+    again = msgspec.structs.replace(kept, retest=("burn", "bench"))
+    state.save_record(drained.site.state, again)
+    slurm.set({"n3": ("IDLE+DRAIN", drained.reason)})
+    pass_after_pass(drained, 1)
+    assert (drained.directory / "ran").read_text() == "\n\n"
+    assert not met.exists()

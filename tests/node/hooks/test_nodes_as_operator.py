@@ -70,13 +70,6 @@ def test_what_cannot_be_done_for_one_node_is_told_and_the_others_go_on(
     assert slurm.nodes()["n5"] == ("IDLE", "")
 
 
-def test_root_releases_both(marked: Node, slurm: HookedSlurm) -> None:
-    controller = Client.for_hook(marked.environ(), limit_s=20)
-    came = nodes.release(marked.site, ["n6", "n5"], controller, {})
-    assert came == {"n6": nodes.RELEASED, "n5": nodes.RELEASED}
-    assert marks.marked_nodes(marked.site.breaker) == []
-
-
 def test_who_accuses_which_node_is_for_root(marked: Node) -> None:
     marked.break_it()
     marked.prolog(job=9, uid=1000)

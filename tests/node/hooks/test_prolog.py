@@ -113,60 +113,31 @@ NOTES = [
     "Prolog error",
     "[node_problem] gpu",
 ]
-
-
-@pytest.mark.parametrize("note", [*NOTES, "shealth: network: n3 is slow check=network job=3 t=5"])
-def test_a_node_that_is_drained_keeps_its_note(node: Node, slurm: HookedSlurm, note: str) -> None:
-    slurm.set({"n3": ("MIXED+DRAIN", note)})
-    node.break_it()
-    assert node.prolog()
-    assert node.reason == note
-    assert not any(call.startswith("update") for call in slurm.calls())
-
-
-@pytest.mark.parametrize("note", NOTES)
-def test_a_note_on_a_node_in_the_pool_stays_and_slurm_drains(
-    node: Node, slurm: HookedSlurm, note: str
-) -> None:
-    slurm.set({"n3": ("IDLE", note)})
-    node.break_it()
-    assert node.prolog()
-    assert (node.state, node.reason) == ("IDLE", note)
+OURS = "shealth: network: n3 is slow check=network job=3 t=5"
+OF_OTHERS = "DOWN* DOWN IDLE+MAINT+RESERVED IDLE+REBOOT_REQUESTED IDLE@ REBOOT^ FAIL INVAL"
+OF_OTHERS += " IDLE+POWERED_DOWN IDLE+POWERING_DOWN"
+IN_THE_POOL = "MIXED ALLOCATED IDLE+PLANNED IDLE+RESERVED MIXED-"
 
 
 @pytest.mark.parametrize(
-    "state",
+    ("state", "note", "keeps_job_away", "after"),
     [
-        "DOWN*",
-        "DOWN",
-        "IDLE+MAINT+RESERVED",
-        "IDLE+REBOOT_REQUESTED",
-        "IDLE@",
-        "REBOOT^",
-        "IDLE+POWERED_DOWN",
-        "IDLE+POWERING_DOWN",
-        "FAIL",
-        "INVAL",
+        *(("MIXED+DRAIN", note, True, "MIXED+DRAIN") for note in (*NOTES, OURS)),
+        *(("IDLE", note, True, "IDLE") for note in NOTES),  # Slurm itself drains it
+        *((state, "", False, state) for state in OF_OTHERS.split()),
+        *((state, "", True, "IDLE+DRAIN") for state in IN_THE_POOL.split()),
     ],
 )
-def test_a_node_in_the_hands_of_others_is_left_alone(
-    node: Node, slurm: HookedSlurm, state: str
+def test_only_a_node_in_the_pool_without_a_note_is_drained(
+    node: Node, slurm: HookedSlurm, state: str, note: str, keeps_job_away: bool, after: str
 ) -> None:
-    slurm.set({"n3": (state, "")})
+    slurm.set({"n3": (state, note)})
     node.break_it()
-    assert not node.prolog()
-    assert node.state == state
-    assert not any(call.startswith("update") for call in slurm.calls())
-
-
-@pytest.mark.parametrize("state", ["MIXED", "ALLOCATED", "IDLE+PLANNED", "IDLE+RESERVED", "MIXED-"])
-def test_a_node_in_the_pool_is_drained_whatever_it_does(
-    node: Node, slurm: HookedSlurm, state: str
-) -> None:
-    slurm.set({"n3": (state, "")})
-    node.break_it()
-    assert node.prolog()
-    assert node.state == "IDLE+DRAIN"
+    assert node.prolog() is keeps_job_away
+    assert node.state == after
+    is_drained = after == "IDLE+DRAIN"
+    assert any(call.startswith("update") for call in slurm.calls()) is is_drained
+    assert is_drained or node.reason == note
 
 
 # --- Slurm in trouble --------------------------------------------------
@@ -198,12 +169,6 @@ def test_a_controller_in_trouble_drains_nobody_and_the_job_starts(
     assert "not_drained" in node.said
     assert node.state == "IDLE"
     assert shared.read_ledger(node.site.breaker).entries == ()
-
-
-def test_a_missing_scontrol_drains_nobody(node: Node) -> None:
-    node.break_it()
-    assert not node.prolog(PATH="/nowhere")
-    assert "scontrol not found" in node.said
 
 
 # --- the breaker --------------------------------------------------

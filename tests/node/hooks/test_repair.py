@@ -12,7 +12,6 @@ from slurm_health.node import repair
 from slurm_health.node.hooks import nodes
 from slurm_health.node.notify import EventKind
 from slurm_health.node.rules.repair import Outcome, RepairAttempt, RepairStep
-from slurm_health.node.store import held
 from slurm_health.system.nvml import GpuDevice, Gpus
 from slurm_health.system.slurm.client import Client
 from tests.support.hooked_node import Node
@@ -246,25 +245,6 @@ def test_a_node_that_slurm_no_longer_has_is_reported_once(
     assert len(slurm.calls()) == asked
 
 
-def test_while_a_step_is_taken_nothing_is_checked(node: Node) -> None:
-    repaired(node, "'reboot'")
-    faulty(node)
-    with held(node.site.state / repair.LOCK):
-        assert "a step to repair it is under way: nothing is checked" in again(node)
-    assert "under way" not in again(node).partition("repair: reboot")[0]
-
-
-def test_a_slurm_that_refuses_to_reboot_is_a_failed_step(node: Node, slurm: HookedSlurm) -> None:
-    repaired(node, "'reboot', 'administrator'")
-    faulty(node)
-    slurm.trouble('case "$1" in reboot) echo Access denied >&2; exit 1;; esac')
-    said = again(node)
-
-    assert "repair: reboot failed: it could not be begun" in said
-    assert "Access denied" in said
-    assert "repair: administrator: after reboot" in again(node)
-
-
 @pytest.mark.parametrize("text", ["", "{", "[3]"])
 def test_with_a_damaged_ledger_nothing_is_done(
     node: Node, slurm: HookedSlurm, shared: Path, text: str
@@ -399,12 +379,6 @@ def test_a_gpu_that_may_be_in_use_is_not_reset(
 
     assert (attempt.outcome, trace) == (Outcome.FAILED, "")
     assert why in attempt.text
-
-
-def test_an_administrator_who_was_quicker_keeps_the_step_from_being_taken(node: Node) -> None:
-    attempt, trace = reset(node, gpus(), why_not="it is IDLE")
-
-    assert (attempt.outcome, attempt.text, trace) == (Outcome.FAILED, "it is IDLE", "")
 
 
 def test_a_command_that_fails_or_is_not_there_is_a_failed_step(node: Node) -> None:

@@ -73,21 +73,24 @@ def left_behind(job: int = JOB) -> Iterator[HeldProcess]:
             pass
 
 
-def with_held(node: Node, *processes: HeldProcess, **changes: object) -> SlurmDrain:
-    """Save what a hook would have seen."""
+def drain_of(node: Node, name: str = "", **changes: object) -> SlurmDrain:
     record = SlurmDrain(
-        node=node.name,
+        node=name or node.name,
         reason="",
         retest=(),
         time_s=node.now_s,
         kind="kill-task-failed",
         job=JOB,
         uid=NOBODY,
-        held=processes,
     )
-    record = msgspec.structs.replace(record, **changes)
-    state.save_slurm(node.site.state, record)
-    return record
+    return msgspec.structs.replace(record, **changes)
+
+
+def share(node: Node, name: str, job: int = JOB) -> None:
+    """Let Slurm drain a node, with the job that it is drained for in the shared directory."""
+    since = datetime.fromtimestamp(node.now_s).isoformat()
+    slurm_drains._share(node.site, drain_of(node, name, reason=KILL, since=since, job=job))
+    drained_by_slurm(node, name)
 
 
 def test_a_well_node_asks_slurm_nothing_and_one_of_all_looks_for_all(node: Node) -> None:
@@ -266,7 +269,7 @@ def test_the_journal_of_the_job_says_why_its_node_is_not_free(
 @pytest.mark.root
 def test_our_own_release_waits_for_processes_that_a_job_has_left(drained: Node) -> None:
     with left_behind() as process:
-        with_held(drained, process)
+        state.save_slurm(drained.site.state, drain_of(drained, held=(process,)))
         pass_after_pass(drained, 4)
         assert drained.state == "IDLE+DRAIN"
         assert "not released: sleep" in drained.said
@@ -276,7 +279,7 @@ def test_our_own_release_waits_for_processes_that_a_job_has_left(drained: Node) 
 
 @pytest.mark.root
 def test_the_epilog_records_what_the_job_leaves(node: Node) -> None:
-    with_held(node)  # UnkillableStepProgram saw it before
+    state.save_slurm(node.site.state, drain_of(node))  # UnkillableStepProgram saw it before
     with left_behind() as process:
         node.epilog(JOB, NOBODY)
     record, _ = state.load_slurm(node.site.state, "n3")
@@ -324,18 +327,7 @@ def test_each_drain_is_notified_once_and_the_job_that_costs_two_nodes_is_named(
 ) -> None:
     node.more = into_file(node)
     for name in ("n3", "n4"):
-        record = SlurmDrain(
-            node=name,
-            reason=KILL,
-            retest=(),
-            time_s=node.now_s,
-            since=datetime.fromtimestamp(node.now_s).isoformat(),
-            kind="kill-task-failed",
-            job=JOB,
-            uid=NOBODY,
-        )
-        slurm_drains._share(node.site, record)
-        drained_by_slurm(node, name)
+        share(node, name)
     look(node)
     events = received(node)
     kinds = [event.kind for event in events]
@@ -351,18 +343,7 @@ def test_jobs_of_a_user_who_costs_two_nodes_are_held_if_the_site_wants(node: Nod
     line = f"{JOB} PENDING 1 0 0 None|,work\n12 RUNNING 1 0 0 None|,other\n"
     (node.slurm.bin / "squeue").write_text(f"#!/bin/sh\nprintf '{line}'\n")
     for number, name in enumerate(("n3", "n4")):
-        with_job = SlurmDrain(
-            node=name,
-            reason=KILL,
-            retest=(),
-            time_s=node.now_s,
-            since=datetime.fromtimestamp(node.now_s).isoformat(),
-            kind="kill-task-failed",
-            job=100 + number,
-            uid=NOBODY,
-        )
-        slurm_drains._share(node.site, with_job)
-        drained_by_slurm(node, name)
+        share(node, name, job=100 + number)
     assert [call for call in node.slurm.calls() if call.startswith("hold")] == [f"hold {JOB}"]
 
 

@@ -11,13 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_health.node.rules import accusations, breaker, drain_note, finding, recovery
-from slurm_health.node.rules.accusations import NodeMark
+from slurm_health.node.rules.accusations import Accusation, NodeMark, from_journal
 from slurm_health.node.rules.breaker import DrainAllowed, DrainEntry, DrainLedger, DrainRefused
 from slurm_health.node.rules.drain_note import DrainNote
 from slurm_health.node.rules.finding import Finding, Status, capped, is_worse, joined
 from slurm_health.node.rules.recovery import BootTime, DrainRecord
-from slurm_health.node.rules.settings import Accusations, Breaker, Recovery
+from slurm_health.node.rules.settings import Accusations, Breaker, Recovery, is_pattern, matches
+from slurm_health.records.nodeset import expand, fold
+from slurm_health.records.probe_catalog import BUILT_IN, Metric
+from slurm_health.records.record_codec import encode
+from slurm_health.records.records import Record, RunStarted, VerdictReached
 from slurm_health.records.text import REASON_LENGTH
+from slurm_health.records.verdict import Level, NodeVerdict
 
 NODES = [f"n{number}" for number in range(1, 41)]
 drains = st.lists(
@@ -350,3 +355,137 @@ def test_a_finding_of_several_parts_names_the_worst_and_no_other() -> None:
     parts = [finding.warned("a cable"), finding.node_fault("a fan"), finding.passed("a disk")]
     whole = finding.joined(parts, well="all")
     assert (whole.status, whole.text) == (finding.Status.NODE_FAULT, "a fan")
+
+
+# --- accusations ----------------------------------------------------------------------------------
+
+
+def journal(component: str) -> bytes:
+    started = RunStarted(
+        run_id="r",
+        job_id=12,
+        attempt=0,
+        cluster="lab",
+        partition="main",
+        nodes=["n1", "n2"],
+        master_node="n1",
+        user="alice",
+    )
+    judged = NodeVerdict(node="n2", level=Level.FAULTY, component=component, reason="x")
+    records: list[Record] = [started, VerdictReached(nodes=[judged])]
+    return b"".join(
+        encode(record, entry_id=f"master:{index}", time_s=1.0)
+        for index, record in enumerate(records)
+    )
+
+
+@pytest.mark.parametrize(
+    ("component", "kind"),
+    [
+        ("network", "network"),
+        ("compute device 3", "compute"),
+        ("network rail 5", "network"),
+        ("; rm -rf /", "node"),
+        ("", "node"),
+    ],
+)
+def test_a_test_of_a_part_is_chosen_by_what_kind_of_part_it_is(component: str, kind: str) -> None:
+    found = from_journal(journal(component), node="n2", job=12)
+
+    assert found is not None
+    assert found.component == kind
+
+
+@pytest.mark.parametrize(
+    "component", sorted({Metric(probe=probe.name).component for probe in BUILT_IN})
+)
+def test_what_a_probe_blames_is_a_kind_of_its_own(component: str) -> None:
+    found = from_journal(journal(component), node="n2", job=12)
+
+    assert found is not None
+    assert found.component == component
+
+
+@pytest.mark.parametrize(
+    ("evidence", "probability", "strong"),
+    [
+        (("round 1", "round 2"), 0.99, True),
+        (("round 1",), 1.0, False),
+        (("round 1", "round 1"), 1.0, False),  # the same test, said twice
+        (("round 1", "round 2"), 0.98, False),
+    ],
+)
+def test_an_accusation_that_stands_alone_brings_two_tests(
+    evidence: tuple[str, ...], probability: float, strong: bool
+) -> None:
+    accused = Accusation(
+        node="n1",
+        job=12,
+        component="network",
+        reason="x",
+        probability=probability,
+        evidence=evidence,
+    )
+
+    assert accused.strong is strong
+
+
+# --- patterns of node names -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "patterns", "meant"),
+    [
+        ("gpu07", [], True),
+        ("gpu07", ["gpu*"], True),
+        ("gpu07", ["gpu[01-16]"], True),
+        ("gpu7", ["gpu[01-16]"], False),
+        ("gpu17", ["gpu[01-16,20]"], False),
+        ("gpu20", ["gpu[01-16,20]"], True),
+        ("gpu07", ["gpu*", "!gpu07"], False),
+        ("login", ["!gpu*"], True),
+        ("r2n03", ["r[1-2]n[01-04]"], True),
+        ("r3n03", ["r[1-2]n[01-04]"], False),
+        ("gpuX", ["gpu?"], True),
+    ],
+)
+def test_a_name_is_meant_by_patterns(name: str, patterns: list[str], meant: bool) -> None:
+    assert matches(name, patterns) is meant
+
+
+@given(
+    st.lists(st.integers(0, 120), min_size=1, max_size=20, unique=True),
+    st.integers(1, 4),
+    st.integers(0, 130),
+)
+def test_a_folded_list_means_the_nodes_it_was_folded_from(
+    numbers: list[int], width: int, probe: int
+) -> None:
+    names = [f"gpu{number:0{width}d}" for number in numbers]
+    patterns = _patterns(fold(names))
+    assert all(matches(name, patterns) for name in names)
+    other = f"gpu{probe:0{width}d}"
+    assert matches(other, patterns) is (other in expand(fold(names)))
+
+
+def _patterns(folded: str) -> list[str]:
+    """Split at the commas outside brackets."""
+    parts, depth = [""], 0
+    for character in folded:
+        depth += {"[": 1, "]": -1}.get(character, 0)
+        if character == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+@pytest.mark.parametrize("text", ["", "a b", "gpu[", "gpu[x]", "!", "gpu[1-]", "$(x)"])
+def test_what_is_no_pattern_is_told(text: str) -> None:
+    assert not is_pattern(text)
+
+
+@given(st.text(max_size=20))
+def test_no_text_breaks_it(text: str) -> None:
+    if is_pattern(text):
+        matches("gpu07", [text])

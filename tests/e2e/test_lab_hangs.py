@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A DDP training that hangs: reported to its owner, ended, or started again on a spare."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_health.records.nodeset import expand
+from tests.lab import Lab, processes
+from tests.lab.installed_site import Site, eventually, records_in
+from tests.lab.played_nodes import UNREACHABLE, play, submit
+
+# Without a slurmdbd, Slurm 22.05 makes a job smaller once, and refuses that then.
+ACCOUNTING = "LAB_RELEASE" not in os.environ
+pytestmark = [
+    pytest.mark.lab(accounting=ACCOUNTING),
+    pytest.mark.slow,
+    pytest.mark.torch,
+    pytest.mark.timeout(900),
+]
+
+TRAINING = Path(__file__).parents[1] / "support" / "training.py"
+# The first start hangs, the others train for some steps. What comes behind the step must not run
+# once the script is ended for its hang.
+SCRIPT = f"""#!/bin/bash
+start=${{SLURM_HEALTH_RESTART_COUNT:-0}}
+export OMP_NUM_THREADS=1 MASTER_PORT=$((20000 + 10 * SLURM_JOB_ID + start))
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+echo "start $start on $SLURM_JOB_NODELIST"
+[ "$start" -lt 1 ] || {{ TRAINS="$TRAINS --steps=5"; set --; }}
+srun {sys.executable} training.py $TRAINS "$@" || code=$?
+echo "behind the step $start"
+exit "${{code:-0}}"
+"""
+TRAINS = "--step-s=1 --steps=100000"
+STEPS = {"TRAINS": f"{TRAINS} --heartbeat"}
+BEATING = {"TRAINS": f"{TRAINS} --heartbeat --at=45"}
+# Without a line in the script; and without a word: steps of a second until the hang.
+BY_OPTIMIZER = {"TRAINS": f"{TRAINS} --silent --at=45", "SLURM_HEALTH_HEARTBEAT": "auto"}
+SILENT = {"TRAINS": f"{TRAINS} --silent --at=70", "SLURM_HEALTH_HEARTBEAT": "off"}
+MONITOR = "slurm_health.training.monitor.agent"
+THREE = ("-N3", "--ntasks-per-node=1")
+SPARE = (*THREE, "--spares=1", "--max-restarts=1", "-x", "n5", "--monitor=restart")
+
+
+@pytest.fixture(scope="module")
+def module_site() -> Iterator[Site]:
+    with Lab.start(nodes=5, accounting=ACCOUNTING) as lab:
+        yield Site(lab)
+
+
+@pytest.fixture
+def training(site: Site) -> Site:
+    """The site, with a training in alice's home."""
+    site.script("training.py", TRAINING.read_text())
+    site.script("train.sh", SCRIPT)
+    for left in site.lab.home("alice").glob("pid-*"):
+        left.unlink()
+    play(site)
+    return site
+
+
+def began(
+    site: Site, options: Sequence[str], *arguments: str, env: Mapping[str, str] = STEPS
+) -> int:
+    """Submit the training with these arguments, on nodes whose check is played."""
+    named = ("--output=out-%j.txt", "--no-requeue")
+    return submit(site, *named, *options, "train.sh", *arguments, script="", env=env)
+
+
+def output(site: Site, job: int) -> str:
+    return site.read(f"out-{job}.txt")
+
+
+def plans(site: Site, job: int) -> list[str]:
+    return [record["plan"] for record in site.records(job, writer="restart")]
+
+
+def ended(site: Site, job: int) -> dict[str, str]:
+    return site.ended(job, 800.0)
+
+
+# --- what its owner is told -----------------------------------------------------------------------
+
+
+def watched(site: Site, job: int) -> list[int]:
+    """Wait until each node has its agent, and the training has stepped for a while; the agents."""
+    eventually(site, lambda: len(site.processes_with(MONITOR)) >= 3, "three agents", 150)
+    eventually(site, lambda: "step 20 " in output(site, job), "steps", 150)
+    return site.processes_with(MONITOR)
+
+
+def hang(site: Site, job: int) -> dict[str, Any]:
+    """Wait for what the monitor finds."""
+    record = site.wait_record(job, "training_event", writer="monitor")
+    found: dict[str, Any] = record["diagnosed"]
+    text = output(site, job)
+    assert "slurm-health: monitor: no step for" in text
+    assert found["description"] in text
+    assert found.get("accused", []) == []
+    assert record["stalled_s"] <= 60.0
+    return found
+
+
+def tell(site: Site, rank: int, name: str) -> None:
+    """Send a signal to the process of a rank."""
+    site.lab.run(["kill", f"-{name}", site.read(f"pid-{rank}")], user="alice")
+
+
+def test_a_rank_that_is_stopped_is_named_and_the_training_goes_on_when_it_may(
+    training: Site,
+) -> None:
+    """An agent that dies before is started again, and its node is never blamed."""
+    job = began(training, THREE)
+    killed = watched(training, job)
+    for process in processes.on_node(training.lab.pid("n2")):
+        if MONITOR in process.argv:
+            os.kill(process.pid, signal.SIGKILL)
+    eventually(training, lambda: "the agent on n2 ended" in output(training, job), "it", 120)
+    agents = training.processes_with
+    eventually(training, lambda: set(agents(MONITOR)) - set(killed), "a new agent", 60)
+    tell(training, 1, "STOP")
+    found = hang(training, job)
+
+    assert (found["cause"], found["sureness"]) == ("rank-stopped", "certain")
+    assert (found["ranks"], found["nodes"]) == ([1], ["n2"])
+    tell(training, 1, "CONT")
+    eventually(training, lambda: "the training goes on" in output(training, job), "it", 150)
+    assert "rank-stopped" in str(training.report(job)["runs"][0]["events"])
+    assert "kill -CONT" in output(training, job)
+    assert "does not answer" not in output(training, job)
+
+
+@pytest.mark.parametrize("how", [["scancel"], ["scancel", "--signal=KILL", "--full"]])
+def test_a_job_that_is_cancelled_while_it_is_watched_leaves_nothing(
+    training: Site, how: list[str]
+) -> None:
+    job = began(training, THREE)
+    watched(training, job)
+    training.lab.run([*how, str(job)], user="alice")
+    training.ended(job)
+
+    training.assert_nothing_left()
+    assert "monitor:" not in output(training, job)
+
+
+def test_a_job_that_is_no_training_has_agents_which_say_nothing_and_leave_with_it(
+    training: Site,
+) -> None:
+    script = "sleep 45; squeue -hs -j $SLURM_JOB_ID -o 'step %j'; srun -N3 hostname"
+    job = submit(training, "-N3", "--output=out-%j.txt", script=script)
+    watch = "slurm_health.training.monitor.watch"
+    eventually(training, lambda: training.processes_with(watch), "the watch", 100)
+    assert training.ended(job)["JobState"] == "COMPLETED"
+
+    said = output(training, job)
+    assert "monitor" not in said
+    assert {"n1", "n2", "n3"} <= set(said.split())
+    kinds = {record["kind"] for record in training.records(job, writer="monitor")}
+    assert kinds <= {"progress_seen"}  # of the output
+    training.assert_nothing_left()
+
+
+# --- the script is ended --------------------------------------------------------------------------
+
+
+def test_a_job_that_is_to_be_stopped_when_it_hangs_is_cancelled(training: Site) -> None:
+    job = began(training, (*THREE, "--monitor=stop"), "own-code", "1", env=BEATING)
+
+    assert hang(training, job)["cause"] == "rank-elsewhere"
+    assert training.ended(job)["JobState"] == "CANCELLED"
+    assert "cancelled because it hangs" in output(training, job)
+    training.assert_nothing_left()
+
+
+@pytest.mark.parametrize("cause", ["mismatch", "own-code"])
+def test_what_hangs_by_the_script_itself_is_ended_and_not_started_again(
+    training: Site, cause: str
+) -> None:
+    job = began(training, SPARE, cause, "1", env=BEATING)
+
+    assert ended(training, job)["JobState"] == "FAILED"
+    said = output(training, job)
+    assert "the script is ended because it hangs (--monitor=restart)" in said
+    assert "train.sh is not started again" in said
+    assert "start 1" not in said
+    assert plans(training, job) == ["stop"]
+    training.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("cause", "env", "found"),
+    [
+        ("stop", SILENT, "rank-stopped"),
+        ("stop", BY_OPTIMIZER, "rank-stopped"),
+        ("kill-held", BEATING, "rank-gone"),
+    ],
+    ids=["stopped, no step is known", "stopped, the optimizer reports steps", "gone"],
+)
+def test_a_rank_that_keeps_the_others_waiting_is_replaced_with_its_node_by_the_spare(
+    training: Site, cause: str, env: Mapping[str, str], found: str
+) -> None:
+    job = began(training, SPARE, cause, "1", env=env)
+
+    record = ended(training, job)
+    said = output(training, job)
+    assert record["JobState"] == "COMPLETED", said
+    assert "start 1 on n[1,3-4]" in said
+    assert "behind the step 0" not in said
+    event = training.wait_record(job, "training_event", writer="monitor")
+    assert (event["diagnosed"]["cause"], event["diagnosed"]["nodes"]) == (found, ["n2"])
+    assert bool(event.get("at_rest")) == (env is SILENT)
+    assert plans(training, job) == ["check"]
+    # Nothing is held against the node, and it stays in the job as its spare.
+    assert training.drained() == {}
+    assert expand(record["NodeList"]) == ("n1", "n2", "n3", "n4")
+    table = training.table(job)
+    assert "ended the script" in table
+    assert "train.sh started again on n[1,3-4]" in table
+    (kept,) = training.run_directory(job).glob("hang-*.json")
+    assert '"ranks"' in kept.read_text()
+    if cause == "kill-held":  # its data loader's worker: without cgroups Slurm does not know of it
+        for left in training.processes_with(TRAINING.name):
+            os.kill(left, signal.SIGKILL)
+    training.assert_nothing_left()
+
+
+def test_a_node_whose_packets_are_dropped_is_left(training: Site) -> None:
+    job = began(training, SPARE, env=BY_OPTIMIZER)
+
+    def trains() -> bool:
+        writer = training.run_directory(job) / "monitor.jsonl"
+        records = records_in(writer) if writer.exists() else []
+        steps = [r.get("step", 0) for r in records if r["kind"] == "progress_seen"]
+        return max(steps, default=0) >= 20
+
+    eventually(training, trains, "a training that is watched", 300)
+    play(training, n2=UNREACHABLE)
+    training.lab.fault.drop("n2")
+
+    assert ended(training, job)["JobState"] == "COMPLETED", output(training, job)
+    assert "start 1 on n[1,3-4]" in output(training, job)
+    assert "n2 faulty" in training.table(job).replace("  ", " ")
+    event = training.wait_record(job, "training_event", writer="monitor")
+    assert "n2" in event["diagnosed"]["nodes"]

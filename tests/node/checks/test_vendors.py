@@ -1,0 +1,467 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vendors' tools report: drives, the board, AMD's GPUs, optical modules."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from slurm_health.node.checks.check import Check, CheckContext
+from slurm_health.node.checks.vendors import AmdGpus, Bmc, Nvme, Optics
+from slurm_health.node.hooks.init_config import draft
+from slurm_health.node.rules.finding import Finding, Remedy, Status
+from slurm_health.records.errors import Unmeasured
+from tests.node.checks.conftest import find_out, printing
+from tests.support.sites import tree
+from tests.support.supervised import write_executable
+
+NODE, WARN, OPEN = Status.NODE_FAULT, Status.WARN, Status.INCONCLUSIVE
+
+
+def smart_log(**changes: int) -> dict[str, int]:
+    log = {"critical_warning": 0, "temperature": 41, "available_spare": 100, "percentage_used": 3}
+    return {**log, "media_errors": 0, **changes}
+
+
+def ask_nvme(tmp_path: Path, check: Nvme, logs: dict[str, str], name: str = "smartctl") -> Finding:
+    program = printing(tmp_path, name, {f"/dev/{drive}": log for drive, log in logs.items()})
+    files = {f"/sys/class/nvme/{drive}/transport": "pcie\n" for drive in logs}
+    files |= {f"/sys/class/nvme/{drive}/state": "live\n" for drive in logs}
+    # A drive over the network is none of the node's own.
+    files["/sys/class/nvme/nvme9/transport"] = "tcp\n"
+    files["/proc/sys/kernel/random/boot_id"] = "b-1\n"
+    context = tree(tmp_path / "machine", files)
+    context = msgspec.structs.replace(context, state=tmp_path / "state")
+    return find_out(msgspec.structs.replace(check, program=program), context)
+
+
+def of_smartctl(**changes: int) -> str:
+    body = {
+        "smartctl": {"exit_status": 0},
+        "nvme_smart_health_information_log": smart_log(**changes),
+    }
+    return json.dumps(body)
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "said"),
+    [
+        ({}, Status.PASS, "2 NVMe drives healthy"),
+        ({"critical_warning": 0x08}, NODE, "nvme0: it can only be read"),
+        ({"critical_warning": 0x04}, NODE, "nvme0: its reliability is degraded"),
+        ({"critical_warning": 0x01}, WARN, "nvme0: its spare blocks are used up"),
+        ({"critical_warning": 0x02}, WARN, "nvme0: it is too hot or too cold"),
+        ({"percentage_used": 104}, WARN, "nvme0: 104 % of its life are used, limit 100"),
+        ({"media_errors": 12}, Status.PASS, "2 NVMe drives healthy"),  # of times gone by
+    ],
+)
+def test_a_drive_is_judged_by_its_own_log(
+    tmp_path: Path, changes: dict[str, int], status: Status, said: str
+) -> None:
+    logs = {"nvme0": of_smartctl(**changes), "nvme1": of_smartctl()}
+
+    found = ask_nvme(tmp_path, Nvme(count=2), logs)
+
+    assert (found.status, found.text) == (status, said)
+
+
+def test_blocks_that_were_lost_since_the_last_run_are_a_warning(tmp_path: Path) -> None:
+    ask_nvme(tmp_path, Nvme(), {"nvme0": of_smartctl(media_errors=12)})
+
+    found = ask_nvme(tmp_path, Nvme(), {"nvme0": of_smartctl(media_errors=15)})
+
+    assert found.status is WARN
+    assert "nvme0: 3 blocks could not be read since the last check" in found.text
+
+
+def test_a_drive_that_is_gone_or_that_the_kernel_gave_up_is_a_fault(tmp_path: Path) -> None:
+    missing = ask_nvme(tmp_path, Nvme(count=2), {"nvme0": of_smartctl()})
+    dead = tree(tmp_path / "dead", {"/sys/class/nvme/nvme0/state": "dead\n"})
+
+    assert (missing.status, missing.text) == (NODE, "1 NVMe drive, expected 2")
+    assert find_out(Nvme(), dead).text == "nvme0: the kernel has given it up"
+
+
+@pytest.mark.parametrize("warning", ["4", '{"value": 4, "available_spare": 0}'])
+def test_the_log_is_read_as_nvme_cli_prints_it_too(tmp_path: Path, warning: str) -> None:
+    text = f'{{"critical_warning": {warning}, "avail_spare": 100, "percent_used": 101}}'
+
+    found = ask_nvme(tmp_path, Nvme(), {"nvme0": text}, name="nvme")
+
+    assert (found.status, found.text) == (NODE, "nvme0: its reliability is degraded")
+
+
+def test_a_drive_that_cannot_be_asked_is_not_measured(tmp_path: Path) -> None:
+    refused = {"smartctl": {"messages": [{"string": "open device: failed", "severity": "error"}]}}
+
+    found = ask_nvme(tmp_path, Nvme(count=1), {"nvme0": json.dumps(refused)})
+    silent = ask_nvme(tmp_path, Nvme(), {"nvme0": "Segmentation fault"})
+
+    assert (found.status, found.text) == (OPEN, "nvme0: open device: failed")
+    assert (silent.status, silent.text) == (OPEN, "nvme0: Segmentation fault")
+
+
+@pytest.mark.skipif(not shutil.which("smartctl"), reason="smartctl is not installed")
+def test_the_real_smartctl_without_the_drive_is_not_measured(tmp_path: Path) -> None:
+    context = tree(tmp_path, {"/sys/class/nvme/nvme99/transport": "pcie\n"})
+
+    found = find_out(Nvme(program=str(shutil.which("smartctl"))), context)
+
+    assert found.status is OPEN
+    assert "nvme99" in found.text
+    assert "failed" in found.text
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2", '{"a": "b"}', "[]", "null", '{"gpu_data": 3}'])
+def test_a_log_that_means_nothing_convicts_no_drive(tmp_path: Path, text: str) -> None:
+    assert ask_nvme(tmp_path, Nvme(), {"nvme0": text}).status is OPEN
+
+
+# --- the board, by ipmitool -----------------------------------------------------------------------
+
+
+NODE, WARN = Status.NODE_FAULT, Status.WARN
+SENSORS = """\
+Inlet Temp       | 04h | ok  |  7.1 | 24 degrees C
+FAN1             | 41h | ok  | 29.1 | 7800 RPM
+FAN2             | 42h | ns  | 29.2 | No Reading
+PS1 Status       | C8h | ok  | 10.1 | Presence detected
+PS Redundancy    | 02h | ok  | 19.1 | Fully Redundant
+"""
+EVENTS = "   1 | 11/20/26 | 09:00:00 UTC | Power Supply PS1 | Presence detected | Asserted\n"
+NOW = "11/24/26 07:00:00 UTC\n"
+UNCORRECTABLE = "   7 | 11/24/26 | {time} UTC | Memory DIMM_B2 | Uncorrectable ECC | Asserted\n"
+
+
+def ask_bmc(
+    tmp_path: Path,
+    check: Bmc,
+    sensors: str,
+    events: str = EVENTS,
+    now: str = NOW,
+    place: CheckContext | None = None,
+) -> Finding:
+    answers = {"sdr elist": sensors, "sel elist": events, "sel time": now}
+    program = printing(tmp_path, "ipmitool", answers)
+    return find_out(msgspec.structs.replace(check, program=program), place or CheckContext())
+
+
+def test_a_board_that_is_well_passes_with_an_empty_slot_for_a_fan(tmp_path: Path) -> None:
+    found = ask_bmc(tmp_path, Bmc(), SENSORS)
+
+    assert (found.status, found.figures) == (Status.PASS, {"sensors": 5})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("ok  | 29.1 | 7800 RPM", "lcr | 29.1 | 0 RPM", "FAN1: 0 RPM (beyond its critical"),
+        ("ok  | 29.1 | 7800 RPM", "cr  | 29.1 | 0 RPM", "FAN1: 0 RPM (beyond its critical"),
+        ("Presence detected", "Presence detected, Power Supply AC lost", "PS1 Status: Presence"),
+        ("Presence detected", "Presence detected, Failure detected", "Failure detected"),
+        ("Fully Redundant", "Redundancy Lost", "PS Redundancy: Redundancy Lost"),
+    ],
+)
+def test_a_fan_or_a_power_supply_that_failed_is_a_warning_and_a_fault_where_the_site_says_so(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    found = ask_bmc(tmp_path, Bmc(), SENSORS.replace(old, new))
+    strict = ask_bmc(tmp_path, Bmc(fans="fault", power="fault"), SENSORS.replace(old, new))
+    ignored = ask_bmc(tmp_path, Bmc(fans="ignore", power="ignore"), SENSORS.replace(old, new))
+
+    assert (found.status, strict.status, ignored.status) == (WARN, NODE, Status.PASS)
+    assert said in found.text
+
+
+def test_what_is_beyond_its_threshold_and_neither_fan_nor_power_is_not_judged(
+    tmp_path: Path,
+) -> None:
+    hot = SENSORS.replace("ok  |  7.1 | 24", "ucr |  7.1 | 60")
+
+    assert ask_bmc(tmp_path, Bmc(), hot).status is Status.PASS
+
+
+@pytest.mark.parametrize(
+    ("time", "now", "status"),
+    [
+        ("06:30:00", NOW, NODE),
+        ("06:30:00", NOW.replace("24/26", "24/2026"), NODE),  # as older releases write a year
+        ("06:30:00", NOW.replace("11/24", "11/26"), Status.PASS),
+        ("07:30:00", NOW, Status.PASS),  # in the future: the clock has been set since
+        ("06:30:00", "Unspecified\n", Status.PASS),
+    ],
+)
+def test_an_uncorrectable_memory_error_counts_while_it_is_new_by_the_clock_of_the_bmc(
+    tmp_path: Path, time: str, now: str, status: Status
+) -> None:
+    found = ask_bmc(tmp_path, Bmc(), SENSORS, UNCORRECTABLE.format(time=time), now)
+
+    assert found.status is status
+
+
+@pytest.mark.parametrize(("returned_s", "status"), [(600, Status.PASS), (3600, NODE)])
+def test_a_memory_error_from_before_a_person_returned_the_node_counts_no_more(
+    tmp_path: Path, returned_s: float, status: Status
+) -> None:
+    files = {"proc/sys/kernel/random/boot_id": "b\n", "proc/uptime": "90000.00 0.00\n"}
+    place = tree(tmp_path / "machine", files)
+    place = msgspec.structs.replace(place, returned_uptime_s=90_000.0 - returned_s)
+    error = UNCORRECTABLE.format(time="06:30:00")
+    found = ask_bmc(tmp_path, Bmc(), SENSORS, error, place=place)
+
+    assert found.status is status
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        (UNCORRECTABLE.format(time="06:30:00").replace("Uncorrectable", "Correctable"), WARN),
+        (UNCORRECTABLE.format(time="06:30:00").replace("Asserted", "Deasserted"), Status.PASS),
+        (UNCORRECTABLE.format(time="06:30:00").replace("Memory DIMM", "Slot DIMM"), Status.PASS),
+        (
+            "   7 |  Pre-Init  |0000000012| Memory #0x87 | Uncorrectable ECC | Asserted\n",
+            Status.PASS,
+        ),
+        ("   8 | Linux kernel panic: oops\n", Status.PASS),
+    ],
+)
+def test_other_lines_of_the_log_convict_nobody(tmp_path: Path, line: str, status: Status) -> None:
+    found = ask_bmc(tmp_path, Bmc(), SENSORS, line)
+
+    assert found.status is status
+
+
+@pytest.mark.skipif(not shutil.which("ipmitool"), reason="ipmitool is not installed")
+@pytest.mark.skipif(Path("/dev/ipmi0").exists(), reason="this machine has a BMC")
+def test_the_real_ipmitool_without_a_bmc_is_not_measured() -> None:
+    with pytest.raises(Unmeasured, match="ipmitool sdr elist: Could not open device"):
+        Bmc().measure(CheckContext())
+
+
+# --- AMD's GPUs, by amd-smi -----------------------------------------------------------------------
+
+
+NODE, WARN, OPEN = Status.NODE_FAULT, Status.WARN, Status.INCONCLUSIVE
+
+
+def amd(number: int, **changes: object) -> dict[str, object]:
+    throttle = {"prochot_violation_status": "NOT ACTIVE", "ppt_violation_status": "ACTIVE"}
+    ecc = {"total_correctable_count": 4, "total_uncorrectable_count": 0}
+    return {"gpu": number, "ecc": ecc, "throttle": throttle, **changes}
+
+
+def links(number: int, shut: int | None = None) -> dict[str, object]:
+    def link(other: int) -> dict[str, object]:
+        kind = "SELF" if other == number else "XGMI"
+        status = "DISABLED" if other == shut else "ENABLED"
+        return {"gpu": other, "link_status": status, "link_type": kind}
+
+    return {
+        "gpu": number,
+        "bdf": f"0000:0{number}:00.0",
+        "links": [link(other) for other in range(3)],
+    }
+
+
+TOPOLOGY = json.dumps([links(number) for number in range(3)])
+
+
+def ask_amd(tmp_path: Path, check: AmdGpus, metrics: object, topology: str = TOPOLOGY) -> Finding:
+    answers = {"metric --json": json.dumps(metrics), "topology --json": topology}
+    program = printing(tmp_path, "amd-smi", answers)
+    return find_out(msgspec.structs.replace(check, program=program), CheckContext())
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+def test_amd_gpus_that_are_well_pass_at_their_power_cap_in_both_forms_of_the_output(
+    tmp_path: Path, wrap: bool
+) -> None:
+    gpus = [amd(number) for number in range(3)]
+    metrics = {"gpu_data": gpus} if wrap else gpus
+
+    found = ask_amd(tmp_path, AmdGpus(count=3), metrics)
+
+    assert (found.status, found.text) == (Status.PASS, "3 AMD GPUs healthy")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "status", "said"),
+    [
+        ({"ecc": {"total_uncorrectable_count": 2}}, NODE, "GPU 1 has 2 uncorrected ECC errors"),
+        ({"ecc": {"total_uncorrectable_count": "N/A"}}, Status.PASS, "healthy"),
+        ({"ecc": "N/A", "throttle": "N/A"}, Status.PASS, "healthy"),
+        (
+            {"throttle": {"hbm_thermal_violation_status": "ACTIVE"}},
+            WARN,
+            "GPU 1 is throttled: heat of the memory",
+        ),
+    ],
+)
+def test_an_amd_gpu_is_judged_by_what_it_says(
+    tmp_path: Path, gpu: dict[str, object], status: Status, said: str
+) -> None:
+    found = ask_amd(tmp_path, AmdGpus(count=3), [amd(0), amd(1, **gpu), amd(2)])
+
+    assert found.status is status
+    assert said in found.text
+    assert found.remedy is (Remedy.REBOOT if status is NODE else None)
+
+
+def test_a_gpu_that_is_gone_and_an_xgmi_link_that_is_shut_are_faults(tmp_path: Path) -> None:
+    two = ask_amd(tmp_path, AmdGpus(count=3), [amd(0), amd(1)])
+    topology = json.dumps([links(0), links(1, shut=2), links(2)])
+    shut = ask_amd(tmp_path, AmdGpus(), [amd(0), amd(1), amd(2)], topology)
+
+    assert (two.status, two.text) == (NODE, "2 AMD GPUs, expected 3")
+    assert (shut.status, shut.text) == (NODE, "GPU at 0000:01:00.0 has an XGMI link that is shut")
+
+
+def test_a_retest_that_does_not_know_how_many_amd_gpus_there_should_be_returns_no_node(
+    tmp_path: Path,
+) -> None:
+    program = printing(tmp_path, "amd-smi", {"metric --json": json.dumps([amd(0)])})
+
+    found = find_out(AmdGpus(program=program), CheckContext(context="retest"))
+
+    assert found.status is OPEN
+
+
+# --- optical modules, by ethtool and mlxlink ------------------------------------------------------
+
+
+WARN, OPEN = Status.WARN, Status.INCONCLUSIVE
+ETHTOOL = """\
+	Identifier                                : 0x11 (QSFP28)
+	Alarm/warning flags implemented           : Yes
+	Laser bias current high alarm   (Chan 1)  : Off
+	Laser rx power low alarm   (Chan 1)       : {low}
+	Laser rx power low warning   (Chan 1)     : On
+	Module temperature high alarm             : Off
+"""
+
+
+def mlxlink(**module: str) -> str:
+    info = {"Temperature [C]": "52 [-10..80]", "Rx Power Current [dBm]": "1.0,1.2 [-10.41..6]"}
+    output = {
+        "Operational Info": {"State": "Active", "Physical state": "LinkUp"},
+        "Troubleshooting Info": {"Status Opcode": module.pop("opcode", "0"), "Recommendation": "R"},
+        "Module Info": {**info, **{key: text for key, text in module.items() if "[" in key}},
+        "Physical Counters and BER Info": {"Effective Physical BER": module.get("ber", "15E-255")},
+    }
+    return json.dumps({"result": {"output": output}, "status": {"code": 0, "message": "success"}})
+
+
+def ask_optics(tmp_path: Path, text: str) -> Finding:
+    program = printing(tmp_path, "mlxlink", {"-d mlx5_0": text})
+    return find_out(Optics(devices=("mlx5_0",), mlxlink=program), CheckContext())
+
+
+@pytest.mark.parametrize(
+    ("low", "status", "said"),
+    [
+        ("Off", Status.PASS, "no alarm of a cable or an optic"),
+        ("On", WARN, "eth0: Laser rx power low alarm (Chan 1)"),
+    ],
+)
+def test_an_alarm_of_an_optic_is_a_warning_by_its_name(
+    tmp_path: Path, low: str, status: Status, said: str
+) -> None:
+    program = printing(tmp_path, "ethtool", {"-m eth0": ETHTOOL.format(low=low)})
+
+    found = find_out(Optics(interfaces=("eth0",), ethtool=program), CheckContext())
+
+    assert (found.status, found.text) == (status, said)
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "said"),
+    [
+        ({}, Status.PASS, "no alarm"),
+        ({"Temperature [C]": "N/A", "Rx Power Current [dBm]": "N/A"}, Status.PASS, "no alarm"),
+        ({"Rx Power Current [dBm]": "1.0,-40 [0..0]"}, Status.PASS, "no alarm"),
+        (
+            {"Temperature [C]": "83 [-10..80]"},
+            WARN,
+            "mlx5_0: Temperature [C] 83, allowed -10 to 80",
+        ),
+        ({"Rx Power Current [dBm]": "1.0,-40 [-10.41..6]"}, WARN, "1.0,-40, allowed -10.41 to 6"),
+        ({"ber": "3E-09"}, WARN, "bit error rate 3E-09 after correction, limit 1e-12"),
+        ({"ber": "N/A"}, Status.PASS, "no alarm"),
+        ({"opcode": "1024"}, WARN, "mlx5_0: R"),
+    ],
+)
+def test_a_module_is_judged_by_its_makers_limits(
+    tmp_path: Path, changes: dict[str, str], status: Status, said: str
+) -> None:
+    found = ask_optics(tmp_path, mlxlink(**changes))
+
+    assert found.status is status
+    assert said in found.text
+
+
+def test_a_port_that_does_not_answer_says_nothing_of_the_node(tmp_path: Path) -> None:
+    program = printing(tmp_path, "ethtool", {})
+
+    unanswered = find_out(Optics(interfaces=("eth0",), ethtool=program), CheckContext())
+    garbled = ask_optics(tmp_path, "-E- Failed to open device")
+
+    assert (unanswered.status, unanswered.text) == (OPEN, "eth0: ethtool: cannot do that")
+    assert garbled.status is OPEN
+
+
+def test_optics_without_a_port_is_refused_with_what_to_write() -> None:
+    with pytest.raises(ValueError, match="name the ports"):
+        Optics()
+
+
+@pytest.mark.skipif(not shutil.which("ethtool"), reason="ethtool is not installed")
+def test_the_real_ethtool_on_a_port_without_a_module_is_not_measured() -> None:
+    found = find_out(Optics(interfaces=("lo",)), CheckContext())
+
+    assert found.status is OPEN
+    assert found.text.startswith("lo: ")
+
+
+# --- all of them ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "check", [Bmc(program="/no/ipmitool"), AmdGpus(program="/no/amd-smi")], ids=["bmc", "amd"]
+)
+def test_a_tool_that_is_absent_is_no_fault(check: Check) -> None:
+    with pytest.raises(Unmeasured, match="not found or not executable"):
+        check.measure(CheckContext())
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2", '{"a": "b"}', "[]", "null", '{"gpu_data": 3}'])
+def test_output_that_means_nothing_convicts_nobody(tmp_path: Path, text: str) -> None:
+    for check in (
+        AmdGpus(program=printing(tmp_path, "amd-smi", {"metric --json": text, "topology": text})),
+        Optics(devices=("m",), mlxlink=printing(tmp_path, "mlxlink", {"-d m": text})),
+        Bmc(program=printing(tmp_path, "ipmitool", {"sdr": text, "sel": text})),
+    ):
+        try:
+            found = find_out(check, CheckContext())
+        except Unmeasured:
+            continue
+        assert found.status in {Status.INCONCLUSIVE, Status.PASS}
+
+
+def test_only_what_the_machine_has_is_drafted(tmp_path: Path) -> None:
+    titles = ("[checks.nvme]", "[checks.bmc]", "[checks.optics]", "[checks.amd-gpu]")
+    bare = tree(tmp_path / "bare", {"/proc/meminfo": ""})
+    assert not [title for title in titles if title in draft(bare, node="n1")[0]]
+    files = {"/sys/class/nvme/nvme0/transport": "pcie\n", "/dev/ipmi0": ""}
+    full = tree(tmp_path / "full", files)
+    for name in ("smartctl", "ipmitool"):
+        (tmp_path / "full/usr/bin").mkdir(parents=True, exist_ok=True)
+        write_executable(tmp_path / "full/usr/bin" / name, "#!/bin/sh\n")
+
+    text, _ = draft(full, node="n1")
+
+    assert "[checks.nvme]\ncount = 1\nshadow = true\n" in text
+    assert "[checks.bmc]\ntime_limit_s = 40\nshadow = true\n" in text
