@@ -24,19 +24,10 @@ from slurm_health.records.records import (
 )
 from slurm_health.report.find import runs_of_job
 from slurm_health.system import journal
-from tests.support.journals import Clock, write_healthy_run
+from tests.support.journals import Clock, run_started, write_healthy_run
+from tests.support.stranger import given_to
 
-STARTED = RunStarted(
-    run_id="now",
-    job_id=12,
-    attempt=0,
-    cluster="lab",
-    partition="main",
-    nodes=["n1", "n2"],
-    master_node="n1",
-    user="ml",
-    start_time_s=1000,
-)
+STARTED = run_started(["n1", "n2"], run_id="now", start_time_s=1000)
 
 
 JUDGED = VerdictReached(nodes=[])
@@ -155,8 +146,7 @@ def taken(root: Path) -> Path:
     (root / "lab").chmod(0o1777)
     occupied = root / "lab" / str(STARTED.job_id)
     (occupied / "0").mkdir(parents=True)
-    for path in (occupied, occupied / "0"):
-        os.chown(path, NOBODY, NOBODY)
+    given_to(NOBODY, occupied)
     return occupied
 
 
