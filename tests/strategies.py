@@ -44,41 +44,13 @@ node_names = st.from_regex(
 node_lists = st.lists(node_names, unique=True, max_size=8)
 
 
-def _values(info: object) -> st.SearchStrategy[object]:
-    match info:
-        case msgspec.inspect.StrType():
-            return st.text(max_size=12)
-        case msgspec.inspect.IntType(ge=ge):
-            return st.integers(ge or 0, 2**40)
-        case msgspec.inspect.FloatType():
-            return st.floats(allow_nan=False, allow_infinity=False)
-        case msgspec.inspect.BoolType():
-            return st.booleans()
-        case msgspec.inspect.NoneType():
-            return st.none()
-        case msgspec.inspect.EnumType(cls=cls):
-            return st.sampled_from(cls)
-        case msgspec.inspect.ListType(item_type=item):
-            return st.lists(_values(item), max_size=3)
-        case msgspec.inspect.VarTupleType(item_type=item):
-            return st.lists(_values(item), max_size=3).map(tuple)
-        case msgspec.inspect.DictType(key_type=key, value_type=value):
-            return st.dictionaries(_values(key), _values(value), max_size=3)
-        case msgspec.inspect.UnionType(types=types):
-            return st.one_of([_values(each) for each in types])
-        case msgspec.inspect.StructType(cls=cls, fields=fields):
-            return st.builds(cls, **{field.name: _values(field.type) for field in fields})
-    raise AssertionError(f"no strategy for {info}")
-
-
 def records() -> st.SearchStrategy[Record]:
     """Draw a record of any kind, with any value in each of its fields."""
-    drawn = [_values(msgspec.inspect.type_info(kind)) for kind in KINDS]
-    return st.one_of(drawn).map(_as_record)
+    return st.integers(0, 2**64 - 1).map(lambda seed: random_record(Random(seed)))
 
 
 def random_record(random: Random) -> Record:
-    """Make a record of any kind, with any value in each field: much sooner than one is drawn."""
+    """Make a record of any kind, with any value in each field: sooner than each field is drawn."""
     return _as_record(random.choice(_record_makers())(random))
 
 

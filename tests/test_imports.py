@@ -35,7 +35,8 @@ LIGHT = {
     "the command of an agent": Light("slurm_health.cli.agent", (*HEAVY, *SELDOM)),
     "run, which lives as long as a training": Light("slurm_health.torchrun.train"),
     "the report": Light(
-        "slurm_health.report.read, slurm_health.report.text, slurm_health.report.export"
+        "slurm_health.report.read, slurm_health.report.text, slurm_health.report.export",
+        (*HEAVY, "click"),
     ),
     "the agent": Light(
         "slurm_health.preflight.agent.agent, slurm_health.preflight.agent.worker_process"

@@ -33,11 +33,6 @@ class LineBuffer:
         self._most_bytes = most_bytes  # kept of a line that does not end
         self._begun = b""
 
-    @property
-    def begun_bytes(self) -> int:
-        """The bytes of a line that has not ended."""
-        return len(self._begun)
-
     def feed(self, data: bytes) -> list[bytes]:
         """Add bytes that have arrived; return the lines that are whole by now."""
         *lines, begun = (self._begun + data).split(b"\n")

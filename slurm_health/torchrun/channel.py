@@ -431,7 +431,11 @@ class NodeZero(_Side):
         link.send(msgspec.structs.replace(self._welcome, have_bytes=peer.have[f"{node}.jsonl"]))
         try:
             peer.end = await link.mirror(
-                self._shared, dict(hello.have), self._directory, peer.have, peer.have.__contains__
+                lambda: [path for path in self._directory.iterdir() if is_shared(path.name)],
+                dict(hello.have),
+                self._directory,
+                peer.have,
+                peer.have.__contains__,
             )
             if peer.end.why:
                 self._report(f"{node} ({host}) was ended by {one_line(peer.end.why)}")
@@ -441,9 +445,6 @@ class NodeZero(_Side):
             self._links.remove(link)
             if peer.link is link:
                 peer.link, peer.lost_s = None, time.monotonic()
-
-    def _shared(self) -> list[Path]:
-        return [path for path in self._directory.iterdir() if is_shared(path.name)]
 
     def _report(self, text: str) -> None:
         """Report something once, and not too much."""

@@ -33,13 +33,25 @@ def local(tmp_path: Path, *words: str) -> list[str]:
     return ["check", "--local=3", f"--python={FAKE_WORKER}", f"--journal={tmp_path}/j", *words]
 
 
-def test_a_check_outside_a_job_says_what_to_do_instead(tmp_path: Path) -> None:
-    done = slurm_health("check", f"--journal={tmp_path}")
-
-    assert (done.code, done.stdout) == (4, "")
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ((), 4, ("salloc or sbatch", "--local")),
+        (("--local=2", "--python=nothing-here"), 2, ("nothing-here: no such executable",)),
+        (("--local=2", "--journal=/proc/nowhere"), 4, ("--journal DIR",)),
+        (("--local=2", "--journal={}/file"), 4, ("{}/file",)),
+    ],
+    ids=["outside a job", "no such interpreter", "no room for a journal", "a file in its place"],
+)
+def test_a_check_that_cannot_begin_says_what_to_do_instead(
+    tmp_path: Path, words: tuple[str, ...], code: int, said: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").touch()
+    usual = (f"--python={FAKE_WORKER}", f"--journal={tmp_path}/j")
+    done = slurm_health("check", *usual, *(word.format(tmp_path) for word in words))
+    assert (done.code, done.stdout) == (code, "")
     line = one_line(done.stderr)
-    assert "salloc or sbatch" in line
-    assert "--local" in line
+    assert all(text.format(tmp_path) in line for text in said)
 
 
 def test_a_check_of_one_machine_prints_its_nodes_and_leaves_with_their_verdict(
@@ -113,31 +125,6 @@ def test_nodes_that_are_all_slow_are_found_by_what_hardware_should_take_above_th
 
     levels = [{node["level"] for node in json.loads(done.stdout)["nodes"]} for done in found]
     assert levels == [{"slow"}, {"healthy"}]
-
-
-def test_an_interpreter_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
-    done = slurm_health("check", "--local=2", "--python=nothing-here", f"--journal={tmp_path}")
-
-    assert (done.code, done.stdout) == (2, "")
-    assert "nothing-here: no such executable" in one_line(done.stderr)
-
-
-def test_a_journal_that_cannot_be_written_is_an_error_with_a_way_out(tmp_path: Path) -> None:
-    nowhere = [f"--python={FAKE_WORKER}", "--journal=/proc/nowhere"]
-
-    done = slurm_health("check", "--local=2", *nowhere)
-
-    assert (done.code, done.stdout) == (4, "")
-    assert "--journal DIR" in one_line(done.stderr)
-
-
-def test_a_file_in_the_place_of_the_journal_is_an_error_that_names_it(tmp_path: Path) -> None:
-    (tmp_path / "j").touch()
-
-    done = slurm_health(*local(tmp_path))
-
-    assert (done.code, done.stdout) == (4, "")
-    assert f"{tmp_path}/j" in one_line(done.stderr)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from slurm_health.records.records import JobOutcome
 from slurm_health.system import journal as journals
 from tests.support.command_line import COMMAND, Done, slurm_health
 from tests.support.journals import Clock, write_healthy_run, write_requeued_job
+from tests.support.stranger import given_to
 
 DAY_S = 86400.0
 NOBODY = 65534
@@ -116,8 +117,7 @@ def test_journals_of_others_stay(tmp_path: Path) -> None:
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab").chmod(0o1777)
     write(tmp_path, 12, 100)
-    for path in (theirs := write(tmp_path, 13, 100), *theirs.rglob("*")):
-        os.chown(path, NOBODY, NOBODY)
+    given_to(NOBODY, write(tmp_path, 13, 100))
 
     clean(tmp_path, "--older-than=90d", "--yes")
     assert left(tmp_path) == ["13"]

@@ -50,6 +50,16 @@ class Terminal:
             self.drawn += read.decode(errors="replace")
         return ESCAPES.sub("", self.drawn)
 
+    def read_to_the_end(self, code: int) -> str:
+        """Read until the process has ended, with this code."""
+        drawn = self.read_until("")
+        assert self.process.wait(DEADLINE_S) == code
+        return drawn
+
+
+def begun(root: Path, ago_s: float = 0.0) -> RunJournal:
+    return RunJournal(root, nodes=["n1", "n2"], clock=Clock(time.time() - ago_s))
+
 
 @contextmanager
 def following(
@@ -77,7 +87,7 @@ def following(
 
 
 def test_a_check_is_followed_and_its_report_is_left_on_the_terminal(tmp_path: Path) -> None:
-    run = RunJournal(tmp_path, nodes=["n1", "n2"], clock=Clock(time.time()))
+    run = begun(tmp_path)
     with following(tmp_path) as terminal:
         run.start()
         terminal.read_until("2 of 2 nodes ready")
@@ -88,26 +98,16 @@ def test_a_check_is_followed_and_its_report_is_left_on_the_terminal(tmp_path: Pa
         run.judge()
         run.finish("proceed")
         run.run_script()
-        drawn = terminal.read_until("")
-        assert terminal.process.wait(DEADLINE_S) == 0
+        drawn = terminal.read_to_the_end(0)
     left = drawn.rpartition("Ctrl-C ends this")[2]
     assert "train.sh finished after 41 s" in left
     assert "n[1-2]" in left
 
 
-def test_it_does_not_advise_to_follow_what_is_followed(tmp_path: Path) -> None:
-    run = RunJournal(tmp_path, nodes=["n1", "n2"], clock=Clock(time.time()))
-    run.start()
-    with following(tmp_path) as terminal:
-        drawn = terminal.read_until("nodes ready")
-        terminal.interrupt()
-    assert "follows it" not in drawn
-
-
 def test_where_slurm_cannot_be_asked_it_waits_for_a_journal_and_says_so(tmp_path: Path) -> None:
     with following(tmp_path, slurm={"PATH": "/nonexistent"}) as terminal:
         terminal.read_until("no journal of it yet, and Slurm cannot be asked")
-        run = RunJournal(tmp_path, nodes=["n1", "n2"], clock=Clock(time.time()))
+        run = begun(tmp_path)
         run.start()
         terminal.read_until("nodes ready")
         terminal.interrupt()
@@ -116,8 +116,7 @@ def test_where_slurm_cannot_be_asked_it_waits_for_a_journal_and_says_so(tmp_path
 def test_a_job_that_slurm_does_not_know_is_not_waited_for(tmp_path: Path) -> None:
     slurm = FakeSlurm(tmp_path / "slurm").environ()
     with following(tmp_path / "journal", slurm=slurm) as terminal:
-        drawn = terminal.read_until("")
-        assert terminal.process.wait(DEADLINE_S) == 4
+        drawn = terminal.read_to_the_end(4)
     assert "no journal of job 12" in drawn
     assert "Slurm does not know job 12" in drawn
 
@@ -126,8 +125,7 @@ def test_of_an_array_it_asks_for_a_task(tmp_path: Path) -> None:
     run = RunJournal(tmp_path, job=14, nodes=["n1", "n2"])
     run.start(array="12_3")
     with following(tmp_path) as terminal:
-        drawn = terminal.read_until("")
-        assert terminal.process.wait(DEADLINE_S) == 2
+        drawn = terminal.read_to_the_end(2)
     assert "12 is an array; follow one of its tasks: 12_3" in drawn
 
 
@@ -137,19 +135,17 @@ def test_a_job_that_two_clusters_have_is_drawn_without_a_warning_in_between(
     write_healthy_run(tmp_path, cluster="other")
     write_healthy_run(tmp_path)
     with following(tmp_path) as terminal:
-        drawn = terminal.read_until("")
-        assert terminal.process.wait(DEADLINE_S) == 0
+        drawn = terminal.read_to_the_end(0)
     assert "there is one of that id" not in drawn
 
 
 def test_ctrl_c_ends_it_quietly_before_the_job(tmp_path: Path) -> None:
-    run = RunJournal(tmp_path, nodes=["n1", "n2"], clock=Clock(time.time()))
+    run = begun(tmp_path)
     run.start()
     with following(tmp_path) as terminal:
         terminal.read_until("nodes ready")
         terminal.interrupt()
-        drawn = terminal.read_until("")
-        assert terminal.process.wait(DEADLINE_S) == 130
+        drawn = terminal.read_to_the_end(130)
     assert "Traceback" not in drawn
     assert terminal.drawn.rstrip().endswith("\x1b[?25h\x1b[?1049l")
 
@@ -183,8 +179,7 @@ def test_a_job_that_was_requeued_is_followed_to_its_next_attempt(tmp_path: Path)
 def test_a_script_that_failed_is_followed_to_its_next_start(tmp_path: Path) -> None:
     slurm = FakeSlurm(tmp_path / "slurm", ["n1", "n2"])
     slurm.run_job(12, ["n1", "n2"])
-    clock = Clock(time.time() - 60)
-    run = RunJournal(tmp_path / "journal", nodes=["n1", "n2"], clock=clock)
+    run = begun(tmp_path / "journal", ago_s=60)
     run.pass_check()
     run.run_script(exit_code=1, duration_s=5)
     with following(tmp_path / "journal", slurm=slurm.environ()) as terminal:
@@ -195,8 +190,7 @@ def test_a_script_that_failed_is_followed_to_its_next_start(tmp_path: Path) -> N
         terminal.read_until("running for")
         slurm.change_job(12, state="FAILED")
         run.write(journal.SUPERVISOR, ScriptEnded(exit_code=3, signal=0, duration_s=9), after_s=9)
-        drawn = terminal.read_until("")
-        assert terminal.process.wait(DEADLINE_S) == 0
+        drawn = terminal.read_to_the_end(0)
     assert "train.sh exited with code 3 after 9.0 s" in drawn.rpartition("Ctrl-C ends this")[2]
 
 
@@ -204,21 +198,19 @@ def test_a_script_that_failed_is_followed_to_its_next_start(tmp_path: Path) -> N
 def test_a_job_whose_batch_script_was_killed_is_followed_to_its_end(tmp_path: Path) -> None:
     slurm = FakeSlurm(tmp_path / "slurm", ["n1", "n2"])
     slurm.run_job(12, ["n1", "n2"])
-    run = RunJournal(tmp_path / "journal", nodes=["n1", "n2"], clock=Clock(time.time() - 60))
+    run = begun(tmp_path / "journal", ago_s=60)
     run.pass_check()
     run.write(journal.SUPERVISOR, ScriptStarted(script="train.sh", pid=1))
     slurm.change_job(12, state="NODE_FAIL")
     with following(tmp_path / "journal", slurm=slurm.environ()) as terminal:
         terminal.read_until("running for")
-        drawn = terminal.read_until("")
-        assert terminal.process.wait(DEADLINE_S) == 0
+        drawn = terminal.read_to_the_end(0)
     assert "Slurm says that the job has ended (node_fail)" in drawn
 
 
 @pytest.mark.parametrize("kind", ["", "dumb"])
 def test_a_terminal_that_cannot_be_drawn_on_is_refused(tmp_path: Path, kind: str) -> None:
-    RunJournal(tmp_path, nodes=["n1", "n2"], clock=Clock(time.time())).start()
+    begun(tmp_path).start()
     with following(tmp_path, kind=kind) as terminal:
-        drawn = terminal.read_until("")
-        assert terminal.process.wait(DEADLINE_S) == 2
+        drawn = terminal.read_to_the_end(2)
     assert "slurm-health report 12 prints what is known now" in " ".join(drawn.split())

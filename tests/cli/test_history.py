@@ -31,12 +31,19 @@ def write_lemon(root: Path, node: str = "n3", *, jobs: int = 12) -> None:
         run.finish("proceed")
 
 
-def called(tmp_path: Path, *words: str) -> Done:
-    environ = {
+def called(tmp_path: Path, *words: str, **environ: str) -> Done:
+    usual = {
         "SLURM_HEALTH_JOURNAL": str(tmp_path / "journal"),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }
-    return slurm_health(*words, environ=environ)
+    return slurm_health(*words, environ={**usual, **environ})
+
+
+def published(tmp_path: Path, *words: str) -> Done:
+    """Call `lemons --publish` where the site has its standings beside its journals."""
+    site = tmp_path / "config.toml"
+    site.write_text(f'standings = "{tmp_path}/standings.json"\n')
+    return called(tmp_path, "lemons", *words, "--publish", SLURM_HEALTH_CONFIG=str(site))
 
 
 def test_a_lemon_is_named_with_what_speaks_against_it(tmp_path: Path) -> None:
@@ -106,13 +113,7 @@ def test_json_has_everything_with_a_version(tmp_path: Path) -> None:
 
 def test_standings_are_published_where_the_site_says(tmp_path: Path) -> None:
     write_lemon(tmp_path / "journal")
-    site = tmp_path / "config.toml"
-    site.write_text(f'standings = "{tmp_path}/standings.json"\n')
-    environ = {"SLURM_HEALTH_CONFIG": str(site), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-
-    words = ("lemons", LONG_AGO, f"--journal={tmp_path / 'journal'}", "--publish")
-    done = slurm_health(*words, environ=environ)
-
+    done = published(tmp_path, LONG_AGO)
     assert done.code == 1, done
     told = json.loads((tmp_path / "standings.json").read_text())
     assert told["clusters"] == {
@@ -122,17 +123,12 @@ def test_standings_are_published_where_the_site_says(tmp_path: Path) -> None:
 
 def test_nothing_is_published_of_no_journal(tmp_path: Path) -> None:
     """As root finds it where journals are in users' homes."""
-    site, file = tmp_path / "config.toml", tmp_path / "standings.json"
-    site.write_text(f'standings = "{file}"\n')
+    file = tmp_path / "standings.json"
     file.write_text("of yesterday")
-
-    environ = {"SLURM_HEALTH_CONFIG": str(site), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    words = ("lemons", f"--journal={tmp_path / 'journal'}", "--publish")
-    done = slurm_health(*words, environ=environ)
-
+    done = published(tmp_path)
     assert done.code == 4
     assert "the journals here hold no check" in done.stderr
-    assert f"set journal = a shared directory in {site}" in done.stderr
+    assert f"set journal = a shared directory in {tmp_path}/config.toml" in done.stderr
     assert file.read_text() == "of yesterday"
 
 

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import click
@@ -15,6 +17,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from slurm_health.cli import hooks, nodes
+from slurm_health.node import marks
+from slurm_health.node.hooks.healthcheck import LOCK
+from slurm_health.node.rules.accusations import NodeMark
 from slurm_health.records.errors import ConfigError
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
@@ -68,14 +73,47 @@ def test_results_can_be_read_by_a_program(node: Node) -> None:
     assert all(each["finding"]["status"] for each in found)
 
 
-def test_what_cannot_be_measured_ends_with_3(node: Node) -> None:
-    node.more = "[checks.gone]\ncheck='command'\nargv=['/nowhere']\n"
-    node.more += "[checks.memory9]\ncheck='memory'\n"
-    text = "[checks.gone]\ncheck='command'\nargv=['/nowhere']\n"
-    path = write_site(node.directory / "other", text)
-    command = hooks.healthcheck
-    result = CliRunner().invoke(command, ["--config", str(path)], standalone_mode=False)
-    assert result.return_value == 3
+def test_results_of_a_health_check_that_acts_can_be_read_by_a_program(node: Node) -> None:
+    node.more = "[checks.bad]\ncheck='cpus'\nmin_online=100000\n"
+    result = call(node, "healthcheck", "--act", "--json")
+    assert result.return_value == 1
+    found = {each["name"]: each["finding"]["status"] for each in json.loads(result.stdout)}
+    assert found["bad"] == "node_fault"
+    assert node.state == "IDLE+DRAIN"
+    assert "drain" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--explain",), "--explain runs nothing: leave out --act"),
+        (("--context", "retest"), "leave out --context retest"),
+    ],
+)
+def test_what_does_not_act_does_not_go_with_act(
+    node: Node, words: tuple[str, ...], said: str
+) -> None:
+    node.more = "[checks.bad]\ncheck='cpus'\nmin_online=100000\n"
+    with pytest.raises(click.UsageError, match=said):
+        call(node, "healthcheck", "--act", *words)
+    assert node.state == "IDLE"
+
+
+def test_a_health_check_that_acts_while_another_is_at_work_ends_with_3(node: Node) -> None:
+    node.site.state.mkdir(mode=0o700, parents=True)
+    with (node.site.state / LOCK).open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        result = call(node, "healthcheck", "--act", "--json")
+    assert (result.return_value, result.stdout) == (3, "")
+    assert "nothing is checked: an earlier health check is still running" in result.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["--act"]])
+def test_what_cannot_be_measured_ends_with_3(tmp_path: Path, words: list[str]) -> None:
+    text = f"[hooks]\nstate='{tmp_path}/state'\n[checks.gone]\ncheck='command'\nargv=['/nowhere']\n"
+    config = ["--config", str(write_site(tmp_path / "etc", text))]
+    ran = CliRunner().invoke(hooks.healthcheck, [*words, *config], standalone_mode=False)
+    assert ran.return_value == 3
 
 
 def test_what_users_call_their_processes_does_not_act_on_roots_terminal(node: Node) -> None:
@@ -88,8 +126,6 @@ def test_what_users_call_their_processes_does_not_act_on_roots_terminal(node: No
 
 @pytest.mark.heavy
 def test_when_each_node_was_last_checked_and_how_that_ended_is_told(rack: list[Node]) -> None:
-    import time
-
     for each in rack[:3]:
         each.now_s = time.time()
     rack[0].healthcheck()
@@ -164,14 +200,6 @@ def test_a_sites_directory_that_is_closed_to_the_user_is_told_as_that(
     assert done.returncode == code
 
 
-def test_a_sites_file_below_a_file_does_not_exist(tmp_path: Path) -> None:
-    (tmp_path / "etc").touch()
-    path = tmp_path / "etc/config.toml"
-    result = CliRunner().invoke(hooks.healthcheck, ["--config", str(path)], standalone_mode=False)
-    assert isinstance(result.exception, ConfigError)
-    assert "does not exist" in str(result.exception)
-
-
 def test_nodes_lists_ours_with_since_why_and_what_to_do(node: Node, slurm: HookedSlurm) -> None:
     node.break_it()
     node.healthcheck()
@@ -244,11 +272,6 @@ def test_a_damaged_ledger_is_told_and_a_reset_mends_it(node: Node) -> None:
 
 
 def test_a_marked_node_is_listed_with_who_accuses_it_and_when(node: Node) -> None:
-    import time
-
-    from slurm_health.node import marks
-    from slurm_health.node.rules.accusations import NodeMark
-
     for job, uid, ago_s in ((7, 0, 7200), (8, 4242424, 300)):
         mark = NodeMark(job=job, uid=uid, component="node", text="x", time_s=time.time() - ago_s)
         marks.add(node.site, "n3", mark)
@@ -309,11 +332,26 @@ def test_a_hook_on_a_well_node_takes_less_than_60_mb(tmp_path: Path, hook: str) 
     assert 5 < int(ran.stdout) / 1000 < 60
 
 
-def test_an_unusable_file_is_an_error_with_its_line(tmp_path: Path) -> None:
-    path = write_site(tmp_path / "etc", "\n[checks.memory]\nmin_total = 3\n")
+@pytest.mark.parametrize(
+    ("above", "text", "said"),
+    [
+        (
+            "etc",
+            "\n[checks.memory]\nmin_total = 3\n",
+            ":3: min_total: unknown setting; did you mean min_total_gib?",
+        ),
+        ("etc/config.toml", "", "does not exist"),
+    ],
+    ids=["an unknown setting", "a file in the place of its directory"],
+)
+def test_an_unusable_file_is_an_error_that_says_why(
+    tmp_path: Path, above: str, text: str, said: str
+) -> None:
+    write_site(tmp_path / "etc", text)
+    path = tmp_path / above / "config.toml"
     result = CliRunner().invoke(hooks.healthcheck, ["--config", str(path)], standalone_mode=False)
     assert isinstance(result.exception, ConfigError)
-    assert ":3: min_total: unknown setting; did you mean min_total_gib?" in str(result.exception)
+    assert said in str(result.exception)
 
 
 @pytest.mark.parametrize("when", ["2h", "now"])

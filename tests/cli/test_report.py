@@ -57,11 +57,6 @@ def test_a_job_of_another_cluster_than_the_named_one_is_not_shown(tmp_path: Path
     assert reported("alpha").code == 0
 
 
-def test_a_report_of_something_that_is_no_job_is_no_traceback(tmp_path: Path) -> None:
-    for word in ("..", "a/b", "", "12_", "\udcff"):
-        assert slurm_health("report", f"--journal={tmp_path}", "--", word).code in {2, 4}
-
-
 def test_a_report_of_an_array_lists_its_tasks(tmp_path: Path) -> None:
     for job, task in ((13, 1), (14, 2)):
         write_healthy_run(tmp_path, job=job, array=f"12_{task}")

@@ -76,32 +76,6 @@ def test_a_device_is_as_fast_as_described_and_computes_rightly(
 
 
 @pytest.mark.slow
-def test_a_slow_device_takes_longer(played_python: Path, gpus: Path) -> None:
-    strike(gpus, Fault(device=1, kind="slow", value=0.25))
-    assert figures(work(played_python, gpus, 6))["least_ms"] >= 4 * LEAST_MS
-
-
-@pytest.mark.slow
-def test_a_device_that_is_hot_slows_down(played_python: Path, gpus: Path) -> None:
-    strike(gpus, Fault(device=1, kind="throttle", value=0.2, after=30 * PRODUCT_MS / 1e3))
-    seen = figures(work(played_python, gpus, 50, BATCH="50"))
-    assert seen["last_ms"] >= 2 * LEAST_MS  # 30 at its speed, 20 at a fifth
-
-
-@pytest.mark.slow
-def test_one_bit_in_so_many_products_is_wrong(played_python: Path, gpus: Path) -> None:
-    strike(gpus, Fault(device=1, kind="wrong_bit", value=3))
-    assert figures(work(played_python, gpus, 9))["wrong"] == 3
-
-
-@pytest.mark.slow
-def test_memory_that_others_hold_is_not_free(played_python: Path, gpus: Path) -> None:
-    strike(gpus, Fault(device=1, kind="memory_used", value=512 << 20))
-    seen = figures(work(played_python, gpus, 1))
-    assert seen["free"] < 512 << 20
-
-
-@pytest.mark.slow
 def test_memory_of_another_process_on_the_device_is_not_free(
     played_python: Path, gpus: Path
 ) -> None:
@@ -124,34 +98,6 @@ def test_a_device_that_does_not_open_says_why(
     assert said in ended.errors
     well = run(played_python, "hold", ["0"], gpus=gpus)
     assert well.status == 0, well.errors
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        (Fault(device=1, kind="sticky_error", value=214), "uncorrectable ECC error encountered"),
-        (Fault(device=1, kind="sticky_error", value=719), "unspecified launch failure"),
-        (Fault(device=1, kind="off_bus"), "unspecified launch failure"),
-    ],
-    ids=lambda value: value.kind if isinstance(value, Fault) else "",
-)
-def test_a_device_that_dies_while_it_works_says_so_at_the_next_call(
-    played_python: Path, gpus: Path, fault: Fault, said: str
-) -> None:
-    started = working(played_python, gpus)
-    strike(gpus, fault)
-    ended = started.ended()
-    assert ended.status != 0  # often PyTorch cannot even leave, and aborts
-    assert said in ended.errors
-
-
-def test_a_device_that_fell_off_the_bus_cannot_be_opened_again(
-    played_python: Path, gpus: Path
-) -> None:
-    strike(gpus, Fault(device=1, kind="off_bus", after=20))
-    assert "unspecified launch failure" in work(played_python, gpus, 50).errors
-    assert "unknown error" in work(played_python, gpus, 1).errors
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,29 +63,41 @@ def run_with_a_round(tmp_path: Path, *samples: Sampled, bad: str = "") -> Run:
 # --- figures -------------------------------------------------------------------------------------
 
 
-def test_a_group_is_as_fast_as_its_slowest_member(tmp_path: Path) -> None:
-    report = run_with_a_round(
-        tmp_path,
-        sampled("n1", 0, ["n1", "n2"], "allgather", 80.0),
-        sampled("n2", 0, ["n1", "n2"], "allgather", 100.0),
-    )
-
-    assert values(report, "n1", "allgather") == [0.32]
-    assert values(report, "n2", "allgather") == [0.32]
+PAIR = ["n1", "n2"]
 
 
-def test_a_good_node_is_not_shown_the_figure_of_its_bad_partner(tmp_path: Path) -> None:
-    report = run_with_a_round(
-        tmp_path,
-        sampled("n1", 0, ["n1", "n2"], "allgather", 300.0),
-        sampled("n2", 0, ["n1", "n2"], "allgather", 300.0),
-        sampled("n1", 0, ["n1", "n2"], "matmul", 40.0),
-        bad="n2",
-    )
-
-    assert values(report, "n1", "allgather") == []
-    assert values(report, "n1", "matmul") == [50.0]
-    assert values(report, "n2", "allgather") == [0.107]
+@pytest.mark.parametrize(
+    ("samples", "bad", "figures"),
+    [
+        pytest.param(
+            [("n1", "allgather", 80.0), ("n2", "allgather", 100.0)],
+            "",
+            {("n1", "allgather"): [0.32], ("n2", "allgather"): [0.32]},
+            id="a group is as fast as its slowest member",
+        ),
+        pytest.param(
+            [("n1", "allgather", 300.0), ("n2", "allgather", 300.0), ("n1", "matmul", 40.0)],
+            "n2",
+            {("n1", "allgather"): [], ("n1", "matmul"): [50.0], ("n2", "allgather"): [0.107]},
+            id="a good node is not shown the figure of its bad partner",
+        ),
+        pytest.param(
+            [("n1", "allgather", 80.0)],
+            "",
+            {("n1", "allgather"): []},
+            id="a group of which a member is missing has none",
+        ),
+    ],
+)
+def test_a_node_is_shown_the_figures_that_are_its_own(
+    tmp_path: Path,
+    samples: list[tuple[str, str, float]],
+    bad: str,
+    figures: dict[tuple[str, str], list[float]],
+) -> None:
+    measured = [sampled(node, 0, PAIR, probe, time_ms) for node, probe, time_ms in samples]
+    report = run_with_a_round(tmp_path, *measured, bad=bad)
+    assert {at: values(report, *at) for at in figures} == figures
 
 
 def test_the_figure_of_a_bad_path_is_held_against_neither_end(tmp_path: Path) -> None:
@@ -103,40 +116,23 @@ def test_the_figure_of_a_bad_path_is_held_against_neither_end(tmp_path: Path) ->
     assert values(report_of(run), "n1", "allgather") == []
 
 
-def test_a_group_of_which_a_member_is_missing_has_no_figure(tmp_path: Path) -> None:
-    report = run_with_a_round(tmp_path, sampled("n1", 0, ["n1", "n2"], "allgather", 80.0))
-
-    assert node_of(report, "n1").figures == {}
-
-
 @pytest.mark.parametrize(
-    "sample",
+    ("probe", "iteration_ms", "more"),
     [
-        Sampled(node="n1", round=0, group=["n1"], probe="allgather", iteration_ms=[[5.0]]),
-        Sampled(node="n1", round=0, group=["n1"], probe="matmul", iteration_ms=[[5.0]]),
-        Sampled(node="n1", round=0, group=["n1"], probe="gpt", iteration_ms=[[], []]),
-        Sampled(node="n1", round=0, group=["n1"], probe="gpt", iteration_ms=[[0.0]]),
-        Sampled(
-            node="n1",
-            round=0,
-            group=["n1"],
-            probe="allgather",
-            iteration_ms=[[5.0]],
-            world_size=2,
-            total_bytes=10**400,
-        ),
-        Sampled(
-            node="n1",
-            round=0,
-            group=["n1"],
-            probe="allgather",
-            iteration_ms=[[5.0]],
-            world_size=0,
-            total_bytes=8,
-        ),
+        ("allgather", [[5.0]], {}),
+        ("matmul", [[5.0]], {}),
+        ("gpt", [[], []], {}),
+        ("gpt", [[0.0]], {}),
+        ("allgather", [[5.0]], {"world_size": 2, "total_bytes": 10**400}),
+        ("allgather", [[5.0]], {"world_size": 0, "total_bytes": 8}),
     ],
 )
-def test_what_was_not_measured_is_missing_and_not_zero(tmp_path: Path, sample: Sampled) -> None:
+def test_what_was_not_measured_is_missing_and_not_zero(
+    tmp_path: Path, probe: str, iteration_ms: list[list[float]], more: dict[str, Any]
+) -> None:
+    sample = Sampled(
+        node="n1", round=0, group=["n1"], probe=probe, iteration_ms=iteration_ms, **more
+    )
     assert node_of(run_with_a_round(tmp_path, sample), "n1").figures == {}
 
 
@@ -294,75 +290,44 @@ def in_short(acts: list[Act]) -> list[tuple[str, str, str]]:
     return [(act.action, ",".join(act.nodes), act.progress.value) for act in acts]
 
 
-@pytest.mark.parametrize(
-    ("records", "expected"),
-    [
-        pytest.param(
-            [intended("drain", "n3"), done("drain", "n3")], [("drain", "n3", "done")], id="done"
-        ),
-        pytest.param([intended("drain", "n3")], [("drain", "n3", "intended")], id="no end"),
-        pytest.param(
-            [intended("drain", "n3"), done("drain", succeeded=False)],
-            [("drain", "n3", "failed")],
-            id="failed without naming the nodes",
-        ),
-        pytest.param(
-            [intended("drain", "n3", "n5"), done("drain", "n3")],
-            [("drain", "n3", "done"), ("drain", "n5", "failed")],
-            id="took effect on some",
-        ),
-        pytest.param(
-            [intended("drain", "n3", "n5"), done("drain", "n3", succeeded=False)],
-            [("drain", "n3", "done"), ("drain", "n5", "failed")],
-            id="failed for all but one",
-        ),
-        pytest.param(
-            [intended("drain", "n3"), done("drain", "n3", succeeded=False, detail="refused")],
-            [("drain", "n3", "failed")],
-            id="failed, naming the nodes it was meant for",
-        ),
-        pytest.param(
-            [done("drain", "n3", succeeded=False, detail="left alone")],
-            [("drain", "n3", "failed")],
-            id="never tried",
-        ),
-        pytest.param(
-            [intended("drain", "n3"), done("drain")],
-            [("drain", "n3", "failed")],
-            id="took effect on none",
-        ),
-        pytest.param(
-            [
-                intended("drain", "n3", "n5"),
-                done("drain", "n3"),
-                done("drain", "n5", succeeded=False, detail="no such node"),
-            ],
-            [("drain", "n3", "done"), ("drain", "n5", "failed")],
-            id="one result per node",
-        ),
-        pytest.param(
-            [intended("drain", "n3"), intended("drain", "n5"), done("drain", "n3")],
-            [("drain", "n3", "done"), ("drain", "n5", "intended")],
-            id="two intents",
-        ),
-        pytest.param(
-            [
-                intended("requeue"),
-                done("requeue", succeeded=False),
-                intended("requeue"),
-                done("requeue"),
-            ],
-            [("requeue", "", "failed"), ("requeue", "", "done")],
-            id="a second try",
-        ),
-        pytest.param(
-            [intended("requeue"), intended("requeue"), done("requeue")],
-            [("requeue", "", "done")],
-            id="intended again by a master that took over",
-        ),
-        pytest.param([done("requeue")], [("requeue", "", "done")], id="a result alone"),
-    ],
-)
+N3, N5, BOTH = (intended("drain", *nodes) for nodes in (["n3"], ["n5"], ["n3", "n5"]))
+DONE_N3, FAILED_N3 = (done("drain", "n3", succeeded=well) for well in (True, False))
+FAILED_N5 = done("drain", "n5", succeeded=False, detail="no such node")
+REQUEUE, REQUEUED = intended("requeue"), done("requeue")
+
+ACTS: dict[str, tuple[list[Record], list[tuple[str, str, str]]]] = {
+    "done": ([N3, DONE_N3], [("drain", "n3", "done")]),
+    "no end": ([N3], [("drain", "n3", "intended")]),
+    "failed without naming the nodes": (
+        [N3, done("drain", succeeded=False)],
+        [("drain", "n3", "failed")],
+    ),
+    "took effect on some": ([BOTH, DONE_N3], [("drain", "n3", "done"), ("drain", "n5", "failed")]),
+    "failed for all but one": (
+        [BOTH, FAILED_N3],
+        [("drain", "n3", "done"), ("drain", "n5", "failed")],
+    ),
+    "failed, naming the nodes it was meant for": ([N3, FAILED_N3], [("drain", "n3", "failed")]),
+    "never tried": ([FAILED_N3], [("drain", "n3", "failed")]),
+    "took effect on none": ([N3, done("drain")], [("drain", "n3", "failed")]),
+    "one result per node": (
+        [BOTH, DONE_N3, FAILED_N5],
+        [("drain", "n3", "done"), ("drain", "n5", "failed")],
+    ),
+    "two intents": ([N3, N5, DONE_N3], [("drain", "n3", "done"), ("drain", "n5", "intended")]),
+    "a second try": (
+        [REQUEUE, done("requeue", succeeded=False), REQUEUE, REQUEUED],
+        [("requeue", "", "failed"), ("requeue", "", "done")],
+    ),
+    "intended again by a master that took over": (
+        [REQUEUE, REQUEUE, REQUEUED],
+        [("requeue", "", "done")],
+    ),
+    "a result alone": ([REQUEUED], [("requeue", "", "done")]),
+}
+
+
+@pytest.mark.parametrize(("records", "expected"), ACTS.values(), ids=ACTS)
 def test_intents_and_results_become_acts(
     records: list[Record], expected: list[tuple[str, str, str]]
 ) -> None:
@@ -370,7 +335,6 @@ def test_intents_and_results_become_acts(
         Entry(id=f"master:{index}", time_s=0.0, kind="", record=record)
         for index, record in enumerate(records)
     ]
-
     assert in_short(acts_of(entries)) == expected
 
 

@@ -15,7 +15,7 @@ from slurm_health.report.find import runs_of_job, tasks_asked_for, tasks_of, use
 from slurm_health.report.read import load
 from slurm_health.system import journal
 from tests.support.journals import RunJournal, write_healthy_run
-from tests.support.stranger import as_stranger
+from tests.support.stranger import as_stranger, given_to
 
 
 def test_the_runs_of_a_job_are_listed_oldest_first(tmp_path: Path) -> None:
@@ -62,36 +62,20 @@ def test_an_unknown_array_names_its_tasks(tmp_path: Path) -> None:
         runs_of_job(tmp_path, "12", None)
 
 
-def test_a_missing_root_has_no_job(tmp_path: Path) -> None:
-    with pytest.raises(RunNotFound, match="was it submitted with slurm-health sbatch"):
-        runs_of_job(tmp_path / "nowhere", "12", None)
-
-
-def test_a_job_without_a_run_is_not_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("root", ["nowhere", "."])
+def test_a_root_that_is_not_there_or_has_a_job_without_a_run_has_no_job(
+    tmp_path: Path, root: str
+) -> None:
     (tmp_path / "lab" / "12").mkdir(parents=True)
 
-    with pytest.raises(RunNotFound):
-        runs_of_job(tmp_path, "12", None)
+    with pytest.raises(RunNotFound, match="was it submitted with slurm-health sbatch"):
+        runs_of_job(tmp_path / root, "12", None)
 
 
-@pytest.mark.parametrize(
-    "job",
-    [
-        "",
-        " ",
-        "abc",
-        "../12",
-        "12/0",
-        "12.batch",
-        "12_",
-        "_3",
-        "12_[a]",
-        "12_[1-3",
-        "-12",
-        "١٢",
-        "9" * 300,
-    ],
-)
+WORDS = ("", " ", "abc", "../12", "12/0", "12.batch", "12_", "_3", "12_[a]", "12_[1-3", "-12", "١٢")
+
+
+@pytest.mark.parametrize("job", [*WORDS, "9" * 300])
 def test_what_is_no_job_id_is_a_usage_error(tmp_path: Path, job: str) -> None:
     with pytest.raises(UsageError, match="is not a job id"):
         runs_of_job(tmp_path, job, None)
@@ -112,12 +96,18 @@ def test_of_two_clusters_the_wanted_one_is_preferred(
     ]
 
 
-def test_of_two_clusters_the_one_it_ran_on_last_is_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize("forged", [False, True])
+def test_of_two_clusters_the_one_of_ones_own_that_it_ran_on_last_is_taken(
+    tmp_path: Path, forged: bool
+) -> None:
     for cluster, changed_s in (("east", 2000), ("west", 1000)):
         run = RunJournal(tmp_path, cluster=cluster, job=12)
         os.utime(journal.path_of(run.directory, journal.MASTER), (changed_s, changed_s))
+    if forged:
+        another(tmp_path / "east")
 
-    assert runs_of_job(tmp_path, "12", None) == [tmp_path / "east" / "12" / "0"]
+    own = "west" if forged else "east"
+    assert runs_of_job(tmp_path, "12", None) == [tmp_path / own / "12" / "0"]
 
 
 def test_a_job_that_only_other_clusters_have_is_not_that_of_the_named_one(tmp_path: Path) -> None:
@@ -142,16 +132,6 @@ def test_a_job_of_the_named_cluster_that_cannot_be_read_is_not_told_as_one_of_an
         runs_of_job(tmp_path, "12", "east")
 
 
-def test_a_forged_cluster_that_is_newer_does_not_stand_before_ones_own_job(
-    tmp_path: Path,
-) -> None:
-    for cluster, changed_s in (("own", 1000), ("forged", 2000)):
-        run = RunJournal(tmp_path, cluster=cluster, job=12)
-        os.utime(journal.path_of(run.directory, journal.MASTER), (changed_s, changed_s))
-    another(tmp_path / "forged")
-    assert runs_of_job(tmp_path, "12", None) == [tmp_path / "own" / "12" / "0"]
-
-
 def test_where_several_clusters_have_anothers_job_one_must_be_named(tmp_path: Path) -> None:
     for cluster in ("east", "west"):
         RunJournal(tmp_path, cluster=cluster, job=12)
@@ -174,8 +154,7 @@ def another(directory: Path) -> None:
     """Give a directory and what is below it to another user."""
     if os.geteuid() != 0:
         pytest.skip("only root can give files away")
-    for path in (directory, *directory.rglob("*")):
-        os.chown(path, 65534, 65534)
+    given_to(65534, directory)
 
 
 @pytest.fixture
@@ -189,8 +168,7 @@ def shared() -> Iterator[Path]:
 @pytest.mark.root
 def test_a_job_of_somebody_else_says_whom_to_ask(shared: Path) -> None:
     job = write_healthy_run(shared).directory.parent
-    for path in (job, *job.rglob("*")):
-        os.chown(path, 1, 1)
+    given_to(1, job)
     (shared / "lab").chmod(0o1777)
 
     done = as_stranger("report", "12", "--journal", str(shared))
@@ -229,8 +207,7 @@ def test_whose_journal_it_is_is_said_where_it_is_anothers(
 ) -> None:
     run = write_healthy_run(tmp_path)
     job = run.directory.parent
-    for path in (job, *job.rglob("*")):
-        os.chown(path, 1, 1)
+    given_to(1, job)
 
     load(tmp_path, "12")
 
@@ -269,8 +246,7 @@ def test_whoever_else_has_a_journal_of_the_job_is_named(
     beside = job.with_name(f"12.{'0' * 16}")
     beside.mkdir(mode=0o700)
     os.chown(beside, 2, 2)
-    for path in (job, *job.rglob("*")):
-        os.chown(path, 1, 1)
+    given_to(1, job)
 
     load(tmp_path, "12")
 
@@ -286,8 +262,7 @@ def test_where_a_journal_is_anothers_note_does_not_say(tmp_path: Path) -> None:
     find.note_elsewhere(tmp_path, "lab", 12, note)
     assert find.elsewhere_text(tmp_path, "12").startswith("it is on n9, in /journal")
 
-    for path in (tmp_path / "lab" / "12", *(tmp_path / "lab" / "12").iterdir()):
-        os.chown(path, 1, 1)
+    given_to(1, tmp_path / "lab" / "12")
     assert find.elsewhere_text(tmp_path, "12") == ""
 
 

@@ -7,6 +7,7 @@ import os
 import resource
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from tests.support.journals import (
     write_healthy_run,
     write_requeued_job,
 )
+from tests.support.stranger import given_to
 
 NO_SLURM: Mapping[str, str] = {"PATH": "/nonexistent"}
 
@@ -37,14 +39,8 @@ def slurm(tmp_path: Path) -> FakeSlurm:
     return FakeSlurm(tmp_path / "slurm")
 
 
-def listed(
-    root: Path,
-    environ: Mapping[str, str] = NO_SLURM,
-    count: int = 10,
-    cluster: str | None = None,
-    name: str = "",
-) -> list[LatestJob]:
-    return asked_for(root, environ, count, cluster, name).jobs
+def listed(root: Path, environ: Mapping[str, str] = NO_SLURM, **asked: Any) -> list[LatestJob]:
+    return asked_for(root, environ, **asked).jobs
 
 
 def asked_for(
@@ -100,8 +96,7 @@ def test_no_journal_of_another_user_is_read_in_roots_own_process(root: Path) -> 
         file.truncate(240 << 20)  # sparse
         file.seek(0, os.SEEK_END)
         file.write(b"\n")
-    for path in (run.directory.parent, *run.directory.parent.rglob("*")):
-        os.chown(path, 1, 1)
+    given_to(1, run.directory.parent)
 
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     jobs = {job.job: job.found for job in listed(root)}
@@ -191,11 +186,7 @@ def test_why_a_script_failed_comes_first_and_a_name_chooses_jobs(
     (job,) = listed(root, slurm.environ())
 
     assert job.found == "args.py: error: unrecognized arguments: --lrr; user error, certain"
-    named = [
-        latest_jobs(root, 5, cluster=None, now_s=STARTED_S, environ=NO_SLURM, name=name).jobs
-        for name in ("train.sh", "other.sh")
-    ]
-    assert [len(jobs) for jobs in named] == [1, 0]
+    assert [len(listed(root, name=name)) for name in ("train.sh", "other.sh")] == [1, 0]
 
 
 def test_an_array_is_one_line(root: Path, slurm: FakeSlurm) -> None:
@@ -247,9 +238,7 @@ def test_the_jobs_of_one_cluster_can_be_asked_for(root: Path) -> None:
 @pytest.mark.root
 def test_root_sees_everybodys_jobs(root: Path) -> None:
     checked(root, 12)
-    job = root / "lab" / "12"
-    for path in (job, *job.rglob("*")):
-        os.chown(path, 1, 1)
+    given_to(1, root / "lab" / "12")
 
     assert [job.job for job in listed(root)] == ["12"]
 

@@ -26,6 +26,7 @@ from tests.support.journals import (
     write_healthy_run,
     write_requeued_job,
 )
+from tests.support.stranger import given_to
 
 DAY_S = 86_400.0
 SUBMITTED_S = int(STARTED_S) - 42
@@ -201,13 +202,6 @@ def test_a_node_name_never_leads_out_of_the_run(tmp_path: Path) -> None:
     run.master(run_started(["n1", "../../../outside"]))
 
     assert list(read_run(run.directory).nodes) == ["n1"]
-
-
-def given_to(uid: int, *directories: Path) -> None:
-    """Make another user the owner of directories and of what is in them."""
-    for directory in directories:
-        for path in (directory, *directory.rglob("*")):
-            os.chown(path, uid, uid, follow_symlinks=False)
 
 
 @pytest.mark.root

@@ -28,6 +28,7 @@ from tests.support.journals import RunJournal, write_healthy_run, write_requeued
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
 # A browser takes three seconds of a processor, and many more beside other tests.
 BROWSER_S = 280
 pytestmark = pytest.mark.timeout(BROWSER_S + 20)
@@ -69,37 +70,33 @@ def page_of(root: Path, job: str = "12") -> str:
     return as_html(load(root, job), made_at="2026-11-22 12:00")
 
 
+def browse(file: Path, *words: str) -> str:
+    """Return what a browser without a window prints of a file."""
+    assert BROWSER is not None
+    usual = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    usual += ["--hide-scrollbars", f"--user-data-dir={file.parent / 'profile'}"]
+    argv = [BROWSER, *usual, *words, file.as_uri()]
+    ran = subprocess.run(argv, capture_output=True, text=True, timeout=BROWSER_S, check=True)
+    return ran.stdout
+
+
 def shown(page: str, directory: Path, *, width: int = 1280, scheme: int = LIGHT) -> dict[str, Any]:
     """Return what a browser without a network makes of a page."""
-    assert BROWSER is not None
     policy = re.compile(r'<meta http-equiv="Content-Security-Policy".*?>')
     file = directory / "asked.html"
     asked = escape(policy.sub("", page).replace("</body>", f"{ASK}</body>"))
     # No window of a browser is as narrow as a telephone; a frame can be.
     frame = f'<iframe width="{width}" height="1200" style="border: 0" srcdoc="{asked}"></iframe>'
     file.write_text(f"<!doctype html><meta charset=utf-8>{frame}", encoding="utf-8")
-    done = subprocess.run(
-        [
-            BROWSER,
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--hide-scrollbars",
-            "--host-resolver-rules=MAP * ~NOTFOUND",
-            f"--user-data-dir={directory / 'profile'}",
-            "--window-size=1300,1300",
-            f"--blink-settings=preferredColorScheme={scheme}",
-            "--virtual-time-budget=5000",
-            "--dump-dom",
-            file.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=BROWSER_S,
-        check=True,
+    done = browse(
+        file,
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+        "--window-size=1300,1300",
+        f"--blink-settings=preferredColorScheme={scheme}",
+        "--virtual-time-budget=5000",
+        "--dump-dom",
     )
-    found = re.search(r"<title>(.*?)</title>", done.stdout, re.DOTALL)
+    found = re.search(r"<title>(.*?)</title>", done, re.DOTALL)
     assert found is not None
     answer: dict[str, Any] = json.loads(unescape(found[1]))
     return answer
@@ -107,14 +104,10 @@ def shown(page: str, directory: Path, *, width: int = 1280, scheme: int = LIGHT)
 
 def colours(page: str, directory: Path, width: int = 900, height: int = 700) -> Counter[str]:
     """Return how many pixels of a screenshot of a page have which colour, `#b3261e`."""
-    assert BROWSER is not None
     file, picture = directory / "shown.html", directory / "shown.png"
     file.write_text(page, encoding="utf-8")
     window = [f"--window-size={width},{height}", f"--screenshot={picture}"]
-    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-    more = ["--hide-scrollbars", "--force-color-profile=srgb", f"--user-data-dir={directory / 'p'}"]
-    argv = [BROWSER, *options, *more, *window, file.as_uri()]
-    subprocess.run(argv, capture_output=True, timeout=BROWSER_S, check=True)
+    browse(file, "--force-color-profile=srgb", *window)
     data = picture.read_bytes()
     chunks, at, channels = b"", 8, {2: 3, 6: 4}[data[25]]
     while at < len(data):
@@ -228,7 +221,7 @@ def test_the_page_is_printed(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.skipif(BROWSER is None, reason="no browser: chromium is not installed")
+@needs_browser
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("scheme", [LIGHT, DARK])
 def test_a_browser_shows_the_page_in_its_width_and_colours(
@@ -245,7 +238,7 @@ def test_a_browser_shows_the_page_in_its_width_and_colours(
     assert found["styled"] != "rgb(0, 0, 0)"
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no browser: chromium is not installed")
+@needs_browser
 def test_a_pair_that_was_not_measured_has_the_colour_of_the_legend(tmp_path: Path) -> None:
     run = RunJournal(tmp_path, nodes=["n1", "n2", "n3"])
     run.start()
@@ -264,7 +257,7 @@ def test_a_pair_that_was_not_measured_has_the_colour_of_the_legend(tmp_path: Pat
     assert found["matrix"][0] >= 3 * 40
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no browser: chromium is not installed")
+@needs_browser
 @pytest.mark.parametrize("width", [500, 1900])
 @pytest.mark.parametrize("count", [5, pytest.param(512, marks=pytest.mark.slow)])
 def test_the_picture_is_not_cut_off(tmp_path: Path, width: int, count: int) -> None:
@@ -274,7 +267,7 @@ def test_the_picture_is_not_cut_off(tmp_path: Path, width: int, count: int) -> N
 
 
 @pytest.mark.heavy
-@pytest.mark.skipif(BROWSER is None, reason="no browser: chromium is not installed")
+@needs_browser
 @pytest.mark.parametrize(
     ("name", "box", "others"),
     [("requeued", "#1a6b37", {"#6fbf8b", "#d93a2b"}), ("hangs", "#b3261e", {"#6fbf8b", "#d93a2b"})],
@@ -291,7 +284,7 @@ def test_a_screenshot_has_the_box_of_its_outcome_and_the_parts_of_its_life(
     assert {colour for colour in others if found[colour] > 1000} == others
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no browser: chromium is not installed")
+@needs_browser
 def test_a_browser_runs_nothing_that_a_journal_holds(tmp_path: Path) -> None:
     STORIES["hostile"](tmp_path)
 
@@ -301,7 +294,7 @@ def test_a_browser_runs_nothing_that_a_journal_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.skipif(BROWSER is None, reason="no browser: chromium is not installed")
+@needs_browser
 def test_what_is_slow_can_be_seen_among_512_nodes(tmp_path: Path) -> None:
     large(tmp_path, 512)
     page = page_of(tmp_path)

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm_health.records.script_records import Diagnosed
+from msgspec.structs import replace
+
+from slurm_health.records.script_records import Diagnosed, EventKind, TrainingEvent
 from slurm_health.training.diagnosis.collected import ScriptEnd
 from slurm_health.training.diagnosis.failure import FailureDiagnostician
 from slurm_health.training.diagnosis.output import read_output
@@ -37,3 +40,31 @@ def diagnosed_by_output(output: str, status: int, nodes: tuple[str, ...]) -> Dia
     found = FailureDiagnostician().diagnose(data_manager=data).diagnosed
     assert found is not None, output
     return found
+
+
+def hang_at(
+    cause: str,
+    description: str,
+    ranks: Sequence[int] = (1,),
+    nodes: Sequence[str] = ("n2",),
+    **more: Any,
+) -> TrainingEvent:
+    """Return a hang as the monitor records it, for sure at these ranks but for what is said."""
+    where = Diagnosed(
+        cause=cause,
+        description=description,
+        attribution="undecided",
+        sureness="certain",
+        nodes=list(nodes),
+        ranks=list(ranks),
+    )
+    where = replace(where, **more)
+    return TrainingEvent(
+        event=EventKind.HANG,
+        stalled_s=40.0,
+        usual_s=25.0,
+        step=7,
+        nodes=where.nodes,
+        ranks=where.ranks,
+        diagnosed=where,
+    )

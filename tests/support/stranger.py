@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -28,3 +29,10 @@ def as_stranger(
         timeout=60,
         check=False,
     )
+
+
+def given_to(uid: int, *paths: Path) -> None:
+    """Make another user the owner of paths and of all that is below them."""
+    for path in paths:
+        for each in (path, *path.rglob("*")):
+            os.chown(each, uid, uid, follow_symlinks=False)

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -44,43 +46,36 @@ def hung(outcome: WorkResult, limit_s: float) -> bool:
     return not outcome.abandoned or os.waitpid(outcome.abandoned, 0)[0] == outcome.abandoned
 
 
-def test_what_the_work_returns_is_the_answer() -> None:
-    outcome = run_one(lambda: b"seen", 5)
+@pytest.mark.parametrize("data", [b"seen", b""])
+def test_what_the_work_returns_is_the_answer(data: bytes) -> None:
+    outcome = run_one(lambda: data, 5)
     assert isinstance(outcome, Answered)
-    assert outcome.data == b"seen"
+    assert outcome.data == data
 
 
-def test_an_empty_answer_is_an_answer() -> None:
-    assert isinstance(run_one(lambda: b"", 5), Answered)
+def _raise() -> bytes:
+    raise OSError("no such device")
 
 
-def test_work_that_raises_is_told_with_its_text() -> None:
-    def work() -> bytes:
-        raise OSError("no such device")
+def _crash() -> bytes:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return b""
 
+
+@pytest.mark.parametrize(
+    ("work", "reason"),
+    [
+        (_raise, "no such device"),
+        (_crash, "without an answer"),
+        (lambda: sys.exit(3), ""),
+        (lambda: b"x" * (ANSWER_BYTES * 3), "bytes"),
+    ],
+    ids=["raises", "crashes", "exits", "answers without end"],
+)
+def test_work_that_breaks_says_how(work: Callable[[], bytes], reason: str) -> None:
     outcome = run_one(work, 5)
     assert isinstance(outcome, Broke)
-    assert outcome.reason == "no such device"
-
-
-def test_work_that_ends_the_process_is_told() -> None:
-    def work() -> bytes:
-        os.kill(os.getpid(), signal.SIGSEGV)
-        return b""
-
-    outcome = run_one(work, 5)
-    assert isinstance(outcome, Broke)
-    assert "without an answer" in outcome.reason
-
-
-def test_work_that_exits_is_told() -> None:
-    assert isinstance(run_one(lambda: sys.exit(3), 5), Broke)
-
-
-def test_an_endless_answer_is_cut_and_told() -> None:
-    outcome = run_one(lambda: b"x" * (ANSWER_BYTES * 3), 5)
-    assert isinstance(outcome, Broke)
-    assert "bytes" in outcome.reason
+    assert reason in outcome.reason
 
 
 def test_a_hung_child_is_killed_at_its_limit_and_the_others_are_not_held_up() -> None:
@@ -115,14 +110,7 @@ def test_a_hung_child_takes_its_own_children_with_it(tmp_path: Path) -> None:
         assert isinstance(run_one(work, limit_s), Hung)
         if note.exists():
             break
-    grandchild = int(note.read_text())
-    deadline = time.monotonic() + 5
-    while Path(f"/proc/{grandchild}/cmdline").exists() and time.monotonic() < deadline:
-        if Path(f"/proc/{grandchild}/cmdline").read_bytes() == b"":
-            break  # a zombie of whoever reaps here
-        time.sleep(0.01)
-    else:
-        assert not Path(f"/proc/{grandchild}").exists()
+    eventually(lambda: not _lives(note.read_text()), "the end of the child's child")
 
 
 def test_a_child_that_ignores_signals_is_killed() -> None:
@@ -194,12 +182,11 @@ def test_a_child_that_starts_as_the_hook_is_told_to_end_is_ended_too(tmp_path: P
         notes.mkdir()
         code = ENDED_AT_ONCE.format(path=sys.path, notes=str(notes))
         assert subprocess.run([sys.executable, "-c", code], check=False, timeout=20).returncode == 0
-        deadline = time.monotonic() + 20
-        while (left := [pid for pid in notes.iterdir() if _lives(pid.name)]) and (
-            time.monotonic() < deadline
-        ):
-            time.sleep(0.01)
-        assert not left
+        eventually(partial(_none_lives, notes), "their end")
+
+
+def _none_lives(notes: Path) -> bool:
+    return not any(_lives(pid.name) for pid in notes.iterdir())
 
 
 def _lives(pid: str) -> bool:
@@ -248,20 +235,10 @@ def test_a_hook_that_is_told_to_end_ends_its_children(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     code = HOOK.format(path=sys.path, note=str(note))
     hook = subprocess.Popen([sys.executable, "-c", code])
-    deadline = time.monotonic() + 20
-    while not (note.exists() and note.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(lambda: note.exists() and note.read_text(), "the child's beginning")
     hook.terminate()
     assert hook.wait(10) == 0
-    child = Path(f"/proc/{note.read_text()}/cmdline")
-    while time.monotonic() < deadline:
-        try:
-            if not child.read_bytes():
-                return
-        except OSError:
-            return
-        time.sleep(0.01)
-    raise AssertionError("the child lives on")
+    eventually(lambda: not _lives(note.read_text()), "the child's end")
 
 
 def test_an_interrupt_while_a_child_is_started_is_heard() -> None:

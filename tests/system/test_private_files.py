@@ -43,18 +43,6 @@ def shared(tmp_path: Path) -> Shared:
     return Shared(tmp_path / "shared")
 
 
-def writable_job(shared: Shared) -> None:
-    shared.job.chmod(0o777)
-
-
-def writable_by_the_group(shared: Shared) -> None:
-    shared.run.chmod(0o770)
-
-
-def writable_file(shared: Shared) -> None:
-    shared.master.chmod(0o622)
-
-
 def linked_job(shared: Shared) -> None:
     shared.job.rename(shared.cluster / "13")
     shared.job.symlink_to("13")
@@ -75,10 +63,6 @@ def linked_file(shared: Shared) -> None:
     shared.master.symlink_to("real")
 
 
-def second_name(shared: Shared) -> None:
-    os.link(shared.master, shared.cluster / "second")
-
-
 def device(shared: Shared) -> None:
     shared.master.unlink()
     shared.master.symlink_to("/dev/zero")
@@ -89,23 +73,19 @@ def fifo(shared: Shared) -> None:
     os.mkfifo(shared.master)
 
 
-def open_cluster(shared: Shared) -> None:
-    shared.cluster.chmod(0o777)
-
-
-HOSTILE = (
-    writable_job,
-    writable_by_the_group,
-    writable_file,
-    linked_job,
-    linked_run,
-    linked_cluster,
-    linked_file,
-    second_name,
-    device,
-    fifo,
-    open_cluster,
-)
+HOSTILE: dict[str, Callable[[Shared], None]] = {
+    "a job that all can write": lambda shared: shared.job.chmod(0o777),
+    "a run that the group can write": lambda shared: shared.run.chmod(0o770),
+    "a file that others can write": lambda shared: shared.master.chmod(0o622),
+    "a cluster that all can change": lambda shared: shared.cluster.chmod(0o777),
+    "a file of two names": lambda shared: os.link(shared.master, shared.cluster / "second"),
+    "a linked job": linked_job,
+    "a linked run": linked_run,
+    "a linked cluster": linked_cluster,
+    "a linked file": linked_file,
+    "a device": device,
+    "a pipe": fifo,
+}
 
 
 def create(run: Path) -> None:
@@ -124,7 +104,7 @@ USES = (create, write, read)
 
 
 @pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
 def test_what_others_can_change_is_not_used(
     shared: Shared, hostile: Callable[[Shared], None], use: Callable[[Path], None]
 ) -> None:

@@ -45,53 +45,46 @@ def added(
     return line(arguments(**given), environ, node=node, ours=ours)[:-2]
 
 
-@pytest.mark.parametrize(
-    ("given", "environ", "expected"),
-    [
-        pytest.param(
-            {},
-            {},
-            [*FROM_SLURM, "--rdzv-endpoint=n2:24679", "--rdzv-conf=is_host=0"],
-            id="nothing given",
-        ),
-        pytest.param(
-            {"nnodes": "2:3", "rdzv_id": "mine", "rdzv_conf": "timeout=9"},
-            {},
-            ["--rdzv-backend=c10d", "--rdzv-endpoint=n2:24679"],
-            id="what is given stays",
-        ),
-        pytest.param(
-            {"rdzv_endpoint": "n2:1", "rdzv_backend": "c10d"},
-            {},
-            ["--nnodes=3", "--rdzv-id=7.0.1"],
-            id="a rendezvous of the user's",
-        ),
-        pytest.param(
-            {},
-            {"MASTER_ADDR": "n3", "MASTER_PORT": "5"},
-            [*FROM_SLURM, "--rdzv-endpoint=n3:5"],
-            id="the variables that scripts export",
-        ),
-        pytest.param(
-            {"node_rank": "2", "master_addr": "a", "master_port": "1"},
-            {"MASTER_ADDR": "n3"},
-            [*FROM_SLURM, "--rdzv-endpoint=a:1"],
-            id="options of the static rendezvous",
-        ),
-        pytest.param(
-            {"rdzv_backend": "static", "nnodes": "3"},
-            {},
-            ["--rdzv-id=7.0.1"],
-            id="the static rendezvous is the user's",
-        ),
-        pytest.param(
-            {"rdzv_backend": "etcd-v2", "rdzv_endpoint": "etcd:2379"},
-            {},
-            ["--nnodes=3", "--rdzv-id=7.0.1"],
-            id="a store elsewhere",
-        ),
-    ],
-)
+GIVEN: dict[str, tuple[dict[str, str], dict[str, str], list[str]]] = {
+    "nothing given": (
+        {},
+        {},
+        [*FROM_SLURM, "--rdzv-endpoint=n2:24679", "--rdzv-conf=is_host=0"],
+    ),
+    "what is given stays": (
+        {"nnodes": "2:3", "rdzv_id": "mine", "rdzv_conf": "timeout=9"},
+        {},
+        ["--rdzv-backend=c10d", "--rdzv-endpoint=n2:24679"],
+    ),
+    "a rendezvous of the user's": (
+        {"rdzv_endpoint": "n2:1", "rdzv_backend": "c10d"},
+        {},
+        ["--nnodes=3", "--rdzv-id=7.0.1"],
+    ),
+    "the variables that scripts export": (
+        {},
+        {"MASTER_ADDR": "n3", "MASTER_PORT": "5"},
+        [*FROM_SLURM, "--rdzv-endpoint=n3:5"],
+    ),
+    "options of the static rendezvous": (
+        {"node_rank": "2", "master_addr": "a", "master_port": "1"},
+        {"MASTER_ADDR": "n3"},
+        [*FROM_SLURM, "--rdzv-endpoint=a:1"],
+    ),
+    "the static rendezvous is the user's": (
+        {"rdzv_backend": "static", "nnodes": "3"},
+        {},
+        ["--rdzv-id=7.0.1"],
+    ),
+    "a store elsewhere": (
+        {"rdzv_backend": "etcd-v2", "rdzv_endpoint": "etcd:2379"},
+        {},
+        ["--nnodes=3", "--rdzv-id=7.0.1"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "environ", "expected"), GIVEN.values(), ids=GIVEN)
 def test_what_is_not_given_is_filled_in(
     given: dict[str, str], environ: dict[str, str], expected: list[str]
 ) -> None:

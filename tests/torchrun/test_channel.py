@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from slurm_health.records.errors import ChannelError, UsageError
+from slurm_health.records.errors import ChannelError, ConfigError, UsageError
 from slurm_health.torchrun import channel
-from slurm_health.torchrun.arguments import NodeZeroAddress
+from slurm_health.torchrun.arguments import Arguments, NodeZeroAddress
 from slurm_health.torchrun.channel import (
     End,
     Hello,
@@ -26,6 +26,7 @@ from slurm_health.torchrun.channel import (
     Piece,
     Welcome,
 )
+from slurm_health.torchrun.check import KEY_VARIABLE, key_of, without_secret
 from tests.support.supervised import eventually
 from tests.support.unshared import free_port
 
@@ -397,3 +398,21 @@ def test_who_poses_as_node_0_without_the_secret_is_not_believed(tmp_path: Path) 
 def test_a_port_that_another_has_is_named(zero: Zero) -> None:
     with pytest.raises(ChannelError, match="give each run on a machine its own MASTER_PORT"):
         zero.again()
+
+
+# --- the secret that only the nodes of a run know ------------------------------------------------
+
+ARGUMENTS = Arguments(options=[], program=["train.py"], given={"rdzv_id": "night"})
+
+
+def test_the_secret_comes_from_the_environment_and_goes_to_no_one_else() -> None:
+    environ = {KEY_VARIABLE: "one that is long enough\n", "PATH": "/bin"}
+    assert key_of(ARGUMENTS, environ) == b"one that is long enough"
+    assert key_of(ARGUMENTS, {}).endswith(b"night")
+    assert without_secret(environ) == {"PATH": "/bin"}
+
+
+@pytest.mark.parametrize("text", ["", "short", " " * 40])
+def test_what_is_too_short_to_be_a_secret_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="openssl rand -hex 32"):
+        key_of(ARGUMENTS, {KEY_VARIABLE: text})

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from slurm_health.records.records import RunStarted, VerdictReached
+from slurm_health.records.records import VerdictReached
 from slurm_health.records.script_records import (
     Diagnosed,
-    EventKind,
     FailurePlanned,
     TrainingEvent,
     TrainingPlanned,
@@ -23,6 +22,8 @@ from slurm_health.torchrun.arguments import Arguments
 from slurm_health.torchrun.place import TaskPlace
 from slurm_health.torchrun.process import TorchrunEnd
 from slurm_health.torchrun.restarts import Failure, decide, for_restart
+from tests.support.ended_jobs import hang_at
+from tests.support.journals import run_started
 
 KILLED = """\
 E1122 10:00:00.0 12 api.py:1002] failed (exitcode: -9) local_rank: 0 (pid: 7) of binary: py
@@ -54,36 +55,11 @@ failed (exitcode: 1) local_rank: 0 (pid: 7) of binary: py
 """
 LOST = BROKE + "srun: error: Node failure on NODE\n"
 
-STARTED = RunStarted(
-    run_id="7.0.1",
-    job_id=7,
-    attempt=0,
-    cluster="",
-    partition="",
-    nodes=["n1", "n2", "n3"],
-    master_node="n1",
-    user="alice",
-)
+STARTED = run_started(["n1", "n2", "n3"], job_id=7)
 
 
 def hang(cause: str, *ranks: int) -> TrainingEvent:
-    found = Diagnosed(
-        cause=cause,
-        description="it hangs",
-        attribution="undecided",
-        sureness="certain",
-        ranks=list(ranks),
-        nodes=[f"n{rank + 1}" for rank in ranks],
-    )
-    return TrainingEvent(
-        event=EventKind.HANG,
-        stalled_s=40.0,
-        usual_s=25.0,
-        step=7,
-        nodes=found.nodes,
-        ranks=found.ranks,
-        diagnosed=found,
-    )
+    return hang_at(cause, "it hangs", ranks, [f"n{rank + 1}" for rank in ranks])
 
 
 PLACE = TaskPlace(nodes=("n1", "n2", "n3"), node="n1", start="7.0.1", job_id=7)

@@ -18,7 +18,6 @@ from slurm_health.records.records import (
     MasterStopped,
     MasterWaits,
     Record,
-    RunStarted,
 )
 from slurm_health.records.script_records import TrainingPlanned, WorkersEnded
 from slurm_health.system import journal
@@ -33,19 +32,11 @@ from slurm_health.torchrun.step import (
     Leader,
     OwnAgent,
 )
+from tests.support.journals import run_started
 from tests.support.supervised import eventually
 
 NODES = ("n1", "n2")
-STARTED = RunStarted(
-    run_id="7.0.0",
-    job_id=7,
-    attempt=0,
-    cluster="lab",
-    partition="main",
-    nodes=list(NODES),
-    master_node="n1",
-    user="alice",
-)
+STARTED = run_started(NODES, run_id="7.0.0", job_id=7, user="alice")
 
 
 def go(*nodes: str) -> TrainingPlanned:

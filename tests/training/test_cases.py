@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from slurm_health.records.errors import UsageError
@@ -21,119 +21,18 @@ from slurm_health.training.monitor.explain import explain
 CASES = Path(__file__).parents[1] / "data/cases"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Truth:
+class Truth(msgspec.Struct, forbid_unknown_fields=True):
     """What is right for a case: any of the causes and blames, exactly these nodes and ranks."""
 
     causes: set[str]
     blames: set[str]
-    accused: tuple[str, ...] = ()
-    ranks: tuple[int, ...] | None = None
-    never: tuple[str, ...] = ("leave",)  # actions that would harm
-    nodes: tuple[str, ...] = ()
+    accused: list[str] = []
+    ranks: list[int] | None = None
+    never: list[str] = ["leave"]  # actions that would harm
+    nodes: list[str] = []
 
 
-WAITED = {"collective-timed-out", "never-entered", "rank-out-of-step"}
-TRUTHS: dict[str, Truth] = {
-    # A subnet manager restarted: the events say nothing of an adapter.
-    "02-ib-event-harmless/out.txt": Truth(causes=WAITED, blames={"undecided", "user"}),
-    # Rank 0 ran out of data.
-    "03-uneven-iterable/out.txt": Truth(causes=WAITED, blames={"undecided", "user"}),
-    # Rank 7 never joined work 183, by a bug of the library.
-    "04-desync-snapshot/out.txt": Truth(causes=WAITED, blames={"undecided"}, ranks=(7,)),
-    # Ranks 12 and 13 are ahead, and named only because they are the fewer.
-    "05-ras-who-is-behind/ras.txt": Truth(causes={"no-progress"}, blames={"undecided"}, ranks=()),
-    # munge on one node does not agree with the others.
-    "06-invalid-job-credential/out.txt": Truth(
-        causes={"launch-refused"},
-        blames={"node"},
-        accused=("n-c122",),
-        nodes=("n-c72", "n-c122"),
-        never=("restart", "stop"),
-    ),
-    # The clocks differ: the node that is named need not be the wrong one.
-    "07-job-credential-expired/out.txt": Truth(
-        causes={"clocks-differ"},
-        blames={"undecided", "outside"},
-        nodes=("compute-0-0", "compute-0-1"),
-        never=("leave", "restart"),
-    ),
-    # MASTER_ADDR names the host from which the job was submitted.
-    "08-master-is-the-login-node/out.txt": Truth(
-        causes={"wrong-master-address"},
-        blames={"user"},
-        nodes=("compute-1", "compute-2"),
-        never=("leave", "restart", "check"),
-    ),
-    # The framework cut the node list wrongly.
-    "10-node-list-cut-wrong/out.txt": Truth(
-        causes={"same-error-everywhere"},
-        blames={"user"},
-        nodes=("jz-ia810", "jz-ia811"),
-        never=("leave", "restart", "check"),
-    ),
-    # Another job has the port.
-    "11-port-of-another-job/out.txt": Truth(
-        causes={"port-in-use"}, blames={"transient", "user"}, nodes=("gra1", "gra2")
-    ),
-    # The job requeued itself before its time limit.
-    "12-requeued-by-itself/out.txt": Truth(
-        causes={"requeued"}, blames={"outside"}, nodes=("gpu7",), never=("leave", "restart")
-    ),
-    # A race of the launcher on a shared filesystem, after all ranks had finished.
-    "13-launcher-barrier-removed/out.txt": Truth(
-        causes={"program-error"},
-        blames={"user"},
-        nodes=tuple(f"node-{number}" for number in range(12)),
-    ),
-    # One GPU of a rack failed; all others report what it did to their links.
-    "14-xid-of-a-neighbour": Truth(
-        causes={"gpu-broken"}, blames={"node"}, accused=("culprit",), never=("restart", "stop")
-    ),
-    "14-xid-of-a-neighbour/neighbour_fatal.txt": Truth(
-        causes={"script-failed"}, blames={"undecided"}
-    ),
-    "14-xid-of-a-neighbour/neighbour_nonfatal.txt": Truth(
-        causes={"script-failed"}, blames={"undecided"}
-    ),
-    # One GPU is unusable until it is reset, without any Xid.
-    "15-reset-required-without-xid/kernel.txt": Truth(
-        causes={"gpu-broken"},
-        blames={"node"},
-        accused=("n1",),
-        nodes=("n1",),
-        never=("restart", "stop"),
-    ),
-    "15-reset-required-without-xid/out.txt": Truth(
-        causes={"no-gpu"}, blames={"undecided"}, never=("leave", "stop")
-    ),
-    # Rank 0 raised an exception of the program; rank 1 only waited for it.
-    "16-local-error-behind-a-hang/out.txt": Truth(
-        causes={"program-error"}, blames={"user"}, ranks=(0,)
-    ),
-    # Memory was used up while a checkpoint was written.
-    "17-oom-at-the-checkpoint": Truth(causes={"killed-for-memory"}, blames={"user"}),
-    # The launcher passes a child's SIGKILL on as -9.
-    "25-deepspeed-minus-nine/out.txt": Truth(causes={"killed"}, blames={"undecided", "user"}),
-    # Some servers of the filesystem are full.
-    "26-one-server-of-a-filesystem-full/out.txt": Truth(
-        causes={"disk-full"},
-        blames={"user", "outside"},
-        ranks=(1, 3, 6),
-        never=("leave", "restart", "check"),
-    ),
-    "28-step-out-of-time/out.txt": Truth(
-        causes={"ended-from-outside"}, blames={"outside"}, never=("leave", "restart", "check")
-    ),
-    # A process that another user left has most of the GPU's memory.
-    "32-left-by-another-job-on-the-gpu/out.txt": Truth(
-        causes={"gpu-occupied"}, blames={"undecided", "node"}, never=("restart", "stop")
-    ),
-    # A program's stack overflow: "hardware" is the name of the stack.
-    "33-hardware-stack-error/out.txt": Truth(
-        causes={"illegal-access"}, blames={"undecided", "user"}, nodes=("n1", "n2")
-    ),
-}
+TRUTHS = msgspec.toml.decode((CASES / "truths.toml").read_bytes(), type=dict[str, Truth])
 
 
 @pytest.mark.parametrize("case", TRUTHS)
@@ -144,8 +43,8 @@ def test_a_reported_failure_is_explained_by_its_truth(case: str) -> None:
 
     assert found.cause in truth.causes, found
     assert found.blame in truth.blames, found
-    assert tuple(found.accused) == truth.accused, found
-    assert truth.ranks is None or tuple(found.ranks) == truth.ranks, found
+    assert found.accused == truth.accused, found
+    assert truth.ranks is None or found.ranks == truth.ranks, found
     assert found.action not in truth.never, found
 
 

@@ -24,19 +24,10 @@ from slurm_health.records.records import (
 )
 from slurm_health.report.find import runs_of_job
 from slurm_health.system import journal
-from tests.support.journals import Clock, write_healthy_run
+from tests.support.journals import Clock, run_started, write_healthy_run
+from tests.support.stranger import given_to
 
-STARTED = RunStarted(
-    run_id="now",
-    job_id=12,
-    attempt=0,
-    cluster="lab",
-    partition="main",
-    nodes=["n1", "n2"],
-    master_node="n1",
-    user="ml",
-    start_time_s=1000,
-)
+STARTED = run_started(["n1", "n2"], run_id="now", start_time_s=1000)
 
 
 JUDGED = VerdictReached(nodes=[])
@@ -57,82 +48,60 @@ def finished(disposition: str) -> JobOutcome:
     return JobOutcome(disposition=Disposition(disposition), exit_code=1)
 
 
-def test_the_first_check_of_an_attempt_has_the_attempts_number(tmp_path: Path) -> None:
-    directory, started = journal.directory_of_check(tmp_path, STARTED)
-
-    assert directory == tmp_path / "lab" / "12" / "0"
-    assert started is STARTED
-
-
-def test_an_attempt_after_a_requeue_has_a_directory_of_its_own(tmp_path: Path) -> None:
-    write(tmp_path, "0", before(), finished("requeue"))
-    again = msgspec.structs.replace(STARTED, attempt=1)
-
-    assert journal.directory_of_check(tmp_path, again) == (tmp_path / "lab" / "12" / "1", again)
-
-
-def test_an_empty_directory_is_used(tmp_path: Path) -> None:
-    directory = write(tmp_path, "0")
-
-    assert journal.directory_of_check(tmp_path, STARTED) == (directory, STARTED)
-
-
-@pytest.mark.parametrize("begun", [before(), STARTED])
-def test_a_check_that_was_cut_short_begins_again_beside_it(
-    tmp_path: Path, begun: RunStarted
-) -> None:
-    write(tmp_path, "0", begun)
-
-    directory, started = journal.directory_of_check(tmp_path, STARTED)
-
-    assert (directory.name, started) == ("0-2", STARTED)
-
-
-def test_a_check_that_was_cut_short_behind_its_verdict_is_taken_over(tmp_path: Path) -> None:
-    directory = write(tmp_path, "0", before(), JUDGED)
-
-    assert journal.directory_of_check(tmp_path, STARTED) == (directory, before())
-
-
-def test_a_check_whose_requeue_did_not_happen_is_taken_over(tmp_path: Path) -> None:
-    directory = write(tmp_path, "0", before(), JUDGED, finished("requeue"))
-
-    assert journal.directory_of_check(tmp_path, STARTED) == (directory, before())
-
-
-@pytest.mark.parametrize("disposition", ["proceed", "stop"])
-def test_a_second_check_in_the_same_job_does_not_touch_the_first(
-    tmp_path: Path, disposition: str
-) -> None:
-    write(tmp_path, "0", before(), JUDGED, finished(disposition))
-    write(tmp_path, "0-2", before(), JUDGED, finished(disposition))
-
-    directory, started = journal.directory_of_check(tmp_path, STARTED)
-
-    assert (directory.name, started) == ("0-3", STARTED)
-
-
-def test_a_check_that_ended_unheard_is_told_by_its_name(tmp_path: Path) -> None:
-    write(
-        tmp_path, "0", before(), JUDGED, finished("proceed")
-    )  # a start before, or the script's own check
-    directory = write(tmp_path, "0-2", STARTED, JUDGED, finished("proceed"))
-    fewer = msgspec.structs.replace(STARTED, nodes=["n1"])
-
-    assert journal.directory_of_check(tmp_path, fewer) == (directory, STARTED)
+AGAIN = msgspec.structs.replace(STARTED, attempt=1)
+FEWER = msgspec.structs.replace(STARTED, nodes=["n1"])
+PROCEEDED, STOPPED = ([JUDGED, finished(word)] for word in ("proceed", "stop"))
 
 
 @pytest.mark.parametrize(
-    "change", [{"nodes": ["n1", "n3"]}, {"user": "other"}, {"start_time_s": 999}]
+    ("there", "asked", "name", "taken_over"),
+    [
+        pytest.param({}, STARTED, "0", None, id="the first has the attempt's number"),
+        pytest.param({"0": []}, STARTED, "0", None, id="an empty directory is used"),
+        pytest.param(
+            {"0": [before(), finished("requeue")]}, AGAIN, "1", None, id="the next attempt's own"
+        ),
+        pytest.param({"0": [before()]}, STARTED, "0-2", None, id="cut short: begun again beside"),
+        pytest.param({"0": [STARTED]}, STARTED, "0-2", None, id="one's own cut short: the same"),
+        pytest.param({"0": [before(), JUDGED]}, STARTED, "0", before(), id="cut short when judged"),
+        pytest.param(
+            {"0": [before(), JUDGED, finished("requeue")]},
+            STARTED,
+            "0",
+            before(),
+            id="its requeue did not happen",
+        ),
+        *(
+            pytest.param(
+                {"0": [before(), *ended], "0-2": [before(), *ended]}, STARTED, "0-3", None, id=what
+            )
+            for what, ended in (("after it went on", PROCEEDED), ("after it stopped", STOPPED))
+        ),
+        # A start before, or the script's own check, and then this one's, whose word was not heard.
+        pytest.param(
+            {"0": [before(), *PROCEEDED], "0-2": [STARTED, *PROCEEDED]},
+            FEWER,
+            "0-2",
+            STARTED,
+            id="ended unheard",
+        ),
+        *(
+            pytest.param({"0": [before(**other), JUDGED]}, STARTED, "0-2", None, id="an older job")
+            for other in ({"nodes": ["n1", "n3"]}, {"user": "other"}, {"start_time_s": 999})
+        ),
+    ],
 )
-def test_an_older_job_with_the_same_id_is_not_taken_over(
-    tmp_path: Path, change: dict[str, object]
+def test_a_check_takes_over_what_was_cut_short_and_else_has_a_directory_of_its_own(
+    tmp_path: Path,
+    there: dict[str, list[Record]],
+    asked: RunStarted,
+    name: str,
+    taken_over: RunStarted | None,
 ) -> None:
-    write(tmp_path, "0", before(**change), JUDGED)
-
-    directory, started = journal.directory_of_check(tmp_path, STARTED)
-
-    assert (directory.name, started) == ("0-2", STARTED)
+    for label, records in there.items():
+        write(tmp_path, label, *records)
+    directory, started = journal.directory_of_check(tmp_path, asked)
+    assert (directory, started) == (tmp_path / "lab" / "12" / name, taken_over or asked)
 
 
 def test_a_check_that_failed_is_the_last_of_its_name(tmp_path: Path) -> None:
@@ -177,8 +146,7 @@ def taken(root: Path) -> Path:
     (root / "lab").chmod(0o1777)
     occupied = root / "lab" / str(STARTED.job_id)
     (occupied / "0").mkdir(parents=True)
-    for path in (occupied, occupied / "0"):
-        os.chown(path, NOBODY, NOBODY)
+    given_to(NOBODY, occupied)
     return occupied
 
 

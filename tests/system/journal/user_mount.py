@@ -18,9 +18,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slurm_health.records.records import RunStarted
 from slurm_health.system import journal
 from tests.node.hooks.hung_filesystem import mount, serve
+from tests.support.journals import run_started
 
 COMMANDS = (
     ("lemons", "--json"),
@@ -76,17 +76,7 @@ def _said(root: Path, words: tuple[str, ...]) -> str:
 
 
 def _checked_in(root: Path) -> Path:
-    started = RunStarted(
-        run_id="7.0",
-        job_id=7,
-        attempt=0,
-        cluster="lab",
-        partition="main",
-        nodes=["n1"],
-        master_node="n1",
-        user="ml",
-    )
-    directory, _ = journal.directory_of_check(root, started)
+    directory, _ = journal.directory_of_check(root, run_started(["n1"], job_id=7))
     journal.create(directory, [journal.MASTER])
     return directory.relative_to(root)
 

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from hypothesis import given
-from hypothesis import strategies as st
 
 from slurm_health.node.doctor.slurm_conf import advise, read_config
 from slurm_health.node.rules import drain_note
-from slurm_health.records.allocation import from_environ
 from slurm_health.records.errors import SlurmHealthError
 from slurm_health.system.slurm.parsing import (
     Job,
@@ -63,17 +61,3 @@ def test_no_note_is_taken_for_ours_that_does_not_begin_like_ours(note: str) -> N
         if node is not None and drain_note.is_ours(node.reason):
             assert node.reason.startswith("shealth:")
             assert "\x1b" not in drain_note.bare_text(node.reason)
-
-
-VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT", "SLURM_ARRAY_JOB_ID",
-             "SLURM_ARRAY_TASK_ID", "SLURM_JOB_START_TIME", "SLURM_HET_SIZE")  # fmt: skip
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from(VARIABLES), as_text(damaged([b"12", b"n[1-4,7]"], ODD)), max_size=4
-    )
-)
-def test_any_environment_is_an_allocation_or_an_error_of_ours(environ: dict[str, str]) -> None:
-    with suppress(SlurmHealthError):
-        assert from_environ(environ).nodes

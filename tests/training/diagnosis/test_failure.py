@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from slurm_health.records.script_records import Attribution, Diagnosed, EventKind, TrainingEvent
+from slurm_health.records.script_records import Attribution, Diagnosed, TrainingEvent
 from slurm_health.training.diagnosis.failure import JobAtFailure, planned, what_follows
 from slurm_health.training.framework import (
     CheckNodes,
@@ -19,6 +19,7 @@ from slurm_health.training.framework import (
     RestartRanks,
     StopJob,
 )
+from tests.support.ended_jobs import hang_at
 
 LOST = (("n2", "Slurm took n2 out of the job; it is DOWN*"),)
 WITH_SPARE: dict[str, Any] = {"spares": ("n4",), "least": 3}
@@ -180,23 +181,7 @@ def test_a_verdict_of_a_post_mortem_is_no_surer_than_it(sureness: str, most: flo
 def hang(
     name: str = "rank-stopped", sureness: str = "certain", nodes: tuple[str, ...] = ("n2",)
 ) -> TrainingEvent:
-    where = Diagnosed(
-        cause=name,
-        description="rank 1 keeps the others waiting",
-        attribution="undecided",
-        sureness=sureness,
-        nodes=list(nodes),
-        ranks=[1],
-    )
-    return TrainingEvent(
-        event=EventKind.HANG,
-        stalled_s=40.0,
-        usual_s=25.0,
-        step=7,
-        nodes=where.nodes,
-        ranks=where.ranks,
-        diagnosed=where,
-    )
+    return hang_at(name, "rank 1 keeps the others waiting", nodes=nodes, sureness=sureness)
 
 
 def after_hang(

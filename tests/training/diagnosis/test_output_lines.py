@@ -54,21 +54,14 @@ FORMS: dict[str, Callable[[int], str]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_steps_are_seen_in_output_of_many_forms(form: str) -> None:
+def test_steps_are_seen_in_output_of_many_forms_and_that_they_stay_away(form: str) -> None:
     write = FORMS[form]
-    lines, now_s = read("".join(map(write, range(20 * n, 20 * n + 20))) for n in range(30))
-
+    outputs = ["".join(map(write, range(20 * n, 20 * n + 20))) for n in range(30)]
+    lines, now_s = read(outputs)
     assert age_s(lines, now_s) == 0
     assert lines.intervals >= 25
     assert lines.typical_s == pytest.approx(READ_S)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_training_whose_output_ends_stands_still_from_then_on(form: str) -> None:
-    write = FORMS[form]
-    outputs = ["".join(map(write, range(20 * n, 20 * n + 20))) for n in range(30)]
     lines, now_s = read([*outputs, "", "", "", ""])
-
     assert age_s(lines, now_s) == pytest.approx(4 * READ_S)
 
 

@@ -10,6 +10,7 @@ from slurm_health.training.diagnosis.collected import TrainingLog
 from slurm_health.training.diagnosis.collectives import CollectiveState
 from slurm_health.training.diagnosis.output import read_output
 from slurm_health.training.diagnosis.words import known
+from tests.support.ended_jobs import diagnosed_by_output
 
 DATA = Path(__file__).parents[2] / "data"
 TRACEBACK = """\
@@ -126,80 +127,62 @@ def test_words_about_memory_that_nobody_was_killed_for_are_no_note(line: str) ->
     assert read(line).facts == ()
 
 
-@pytest.mark.parametrize(
-    ("error", "name", "attribution"),
-    [
-        ("OutOfMemoryError: CUDA out of memory. Tried to", "gpu-out-of-memory", Attribution.USER),
-        # No size: CUDA itself found none, which another program or a broken GPU may explain.
-        ("RuntimeError: CUDA error: out of memory", "gpu-out-of-memory", Attribution.UNDECIDED),
-        (
-            "RuntimeError: expected mat1 and mat2 to have the same dtype, but got: float != half",
-            "wrong-type",
-            Attribution.USER,
-        ),
-        ("RuntimeError: mat1 and mat2 must have the same dtype", "wrong-type", Attribution.USER),
-        ("RuntimeError: mat1 and mat2 shapes cannot be", "wrong-shape", Attribution.USER),
-        ("RuntimeError: Found no NVIDIA driver on your system", "no-gpu", Attribution.UNDECIDED),
-        (
-            "RuntimeError: The NVIDIA driver on your system is too old (found version 11040)",
-            "driver-mismatch",
-            Attribution.UNDECIDED,
-        ),
-        (
-            "RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA runtime",
-            "driver-mismatch",
-            Attribution.UNDECIDED,
-        ),
-        (
-            "RuntimeError: Error 804: forward compatibility was attempted on non supported HW",
-            "driver-mismatch",
-            Attribution.UNDECIDED,
-        ),
-    ],
-)
-def test_an_exception_is_known_by_its_words(
-    error: str, name: str, attribution: Attribution
+UNDECIDED = Attribution.UNDECIDED
+KNOWN = [
+    ("OutOfMemoryError: CUDA out of memory. Tried to", "gpu-out-of-memory", Attribution.USER),
+    # No size: CUDA itself found none, which another program or a broken GPU may explain.
+    ("RuntimeError: CUDA error: out of memory", "gpu-out-of-memory", UNDECIDED),
+    (
+        "RuntimeError: expected mat1 and mat2 to have the same dtype, but got: float != half",
+        "wrong-type",
+        Attribution.USER,
+    ),
+    ("RuntimeError: mat1 and mat2 must have the same dtype", "wrong-type", Attribution.USER),
+    ("RuntimeError: mat1 and mat2 shapes cannot be", "wrong-shape", Attribution.USER),
+    ("RuntimeError: Found no NVIDIA driver on your system", "no-gpu", UNDECIDED),
+    *(
+        (f"RuntimeError: {words}", "driver-mismatch", UNDECIDED)
+        for words in (
+            "The NVIDIA driver on your system is too old (found version 11040)",
+            "CUDA error: CUDA driver version is insufficient for CUDA runtime",
+            "Error 804: forward compatibility was attempted on non supported HW",
+        )
+    ),
+    *(
+        (error, "not-a-number", None)
+        for error in (
+            "AssertionError: loss is nan.",
+            "AssertionError: loss is -inf",
+            "ValueError: found NaN/Inf in gradients",
+            "RuntimeError: Function 'MulBackward0' returned nan values in its 0th output.",
+            "ValueError: loss=nan, stopping",
+            "ValueError: a NaN-valued loss",
+            "RuntimeError: the total norm of gradients is non-finite",
+            "FloatingPointError: loss is tensor([nan, 1.0]) in /home/nan/train.py",
+        )
+    ),
+    ("RuntimeError: CUDA error 802", "gpu-fabric", None),
+    ("RuntimeError: CUDA error at b.cu:256 code=802(cudaErrorSystemNotReady)", "gpu-fabric", None),
+    (
+        "ValueError: Expected input batch_size (4) to match target batch_size (8).",
+        "wrong-shape",
+        None,
+    ),
+    ("OSError: [Errno 28] No space left on device: '/home/nan/a.pt'", "disk-full", None),
+    ("OSError: [Errno 5] Input/output error: '/data/inf/0.bin'", "filesystem-failed", None),
+    ("OSError: [Errno 30] Read-only file system: '/ckpt/0.pt'", "filesystem-failed", None),
+    ("TimeoutError: [Errno 110] Connection timed out: '/ckpt/0.pt'", "filesystem-failed", None),
+    ("OSError: [Errno 122] Disk quota exceeded: '/ckpt/0.pt'", "disk-full", None),
+]
+
+
+@pytest.mark.parametrize(("error", "name", "attribution"), KNOWN)
+def test_an_exception_is_known_by_its_words_whatever_stands_around_them(
+    error: str, name: str, attribution: Attribution | None
 ) -> None:
     found = known(error)
-
     assert found is not None
-    assert (found.name, found.blame) == (name, attribution)
-
-
-@pytest.mark.parametrize(
-    ("error", "name"),
-    [
-        *(
-            (error, "not-a-number")
-            for error in (
-                "AssertionError: loss is nan.",
-                "AssertionError: loss is -inf",
-                "ValueError: found NaN/Inf in gradients",
-                "RuntimeError: Function 'MulBackward0' returned nan values in its 0th output.",
-                "ValueError: loss=nan, stopping",
-                "ValueError: a NaN-valued loss",
-                "RuntimeError: the total norm of gradients is non-finite",
-                "FloatingPointError: loss is tensor([nan, 1.0]) in /home/nan/train.py",
-            )
-        ),
-        ("RuntimeError: CUDA error 802", "gpu-fabric"),
-        ("RuntimeError: CUDA error at b.cu:256 code=802(cudaErrorSystemNotReady)", "gpu-fabric"),
-        (
-            "ValueError: Expected input batch_size (4) to match target batch_size (8).",
-            "wrong-shape",
-        ),
-        ("OSError: [Errno 28] No space left on device: '/home/nan/a.pt'", "disk-full"),
-        ("OSError: [Errno 5] Input/output error: '/data/inf/0.bin'", "filesystem-failed"),
-        ("OSError: [Errno 30] Read-only file system: '/ckpt/0.pt'", "filesystem-failed"),
-        ("TimeoutError: [Errno 110] Connection timed out: '/ckpt/0.pt'", "filesystem-failed"),
-        ("OSError: [Errno 122] Disk quota exceeded: '/ckpt/0.pt'", "disk-full"),
-    ],
-)
-def test_the_words_of_a_cause_count_whatever_stands_around_them(error: str, name: str) -> None:
-    found = known(error)
-
-    assert found is not None
-    assert found.name == name
+    assert (found.name, attribution or found.blame) == (name, found.blame)
 
 
 @pytest.mark.parametrize(
@@ -258,3 +241,11 @@ def test_words_of_a_cause_in_the_name_of_something_else_tell_of_none(error: str)
 def test_the_exception_that_explains_a_failure_is_the_first(text: str, error: str) -> None:
     (failure,) = read(text).failures
     assert failure.error == error
+
+
+@pytest.mark.heavy
+def test_a_cause_before_a_million_lines_is_found() -> None:
+    error = labelled("[rank1]: ", 'Traceback (most recent call last):\n  File "/home/a/t.py"\n')
+    error += "[rank1]: ModuleNotFoundError: No module named 'einops'\n"
+    text = error + "step 4711 loss 2.25\n" * 1_000_000 + "Terminated\n"
+    assert diagnosed_by_output(text, 1, ("n1", "n2")).cause == "module-not-found"

@@ -40,10 +40,68 @@ def dump(*whats: str) -> dict[str, Any]:
     }
 
 
-def collected(directory: Path) -> FlightRecords:
+def collected(directory: Path, *, began_s: float | None = None) -> FlightRecords:
     """Return what is collected of the dumps that lie in a directory."""
+    times = {} if began_s is None else {"ended_s": began_s + 100, "duration_s": 100.0}
     environ = {"TORCH_FR_DUMP_TEMP_FILE": str(directory / "flight_")}
-    return FlightDumps(job(directory, environ=environ)).collect_data()
+    return FlightDumps(job(directory, environ=environ, **times)).collect_data()
+
+
+def lay(directory: Path, rank: int, dumped: object) -> Path:
+    file = directory / f"flight_{rank}"
+    file.write_bytes(pickle.dumps(dumped))
+    return file
+
+
+BEGAN_S = 1_000_000.0
+
+
+def lay_at(directory: Path, rank: int, over: int, written_s: float, ranks: str, *more: str) -> None:
+    """Lay the dump of a rank whose first collectives are over, and which is in `more`."""
+    dumped = dump(*["all_reduce"] * over, *more)
+    for each in dumped["entries"][:over]:
+        each.update(state="completed", retired=True)
+    group = {"name": "0", "desc": "default_pg", "ranks": ranks}
+    file = lay(directory, rank, {**dumped, "pg_config": {"0": group}})
+    os.utime(file, (written_s, written_s))
+
+
+def test_dumps_of_an_earlier_job_in_the_same_place_name_nobody(tmp_path: Path) -> None:
+    for rank in range(3):
+        lay_at(tmp_path, rank, 5, BEGAN_S - 3600, "[0, 1, 2]", *["all_reduce"] * (rank != 1))
+    with pytest.raises(NothingCollected, match="there is no dump"):
+        collected(tmp_path, began_s=BEGAN_S)
+
+
+def test_a_dump_of_ranks_that_were_numbered_anew_is_read_under_the_number_that_they_have_now(
+    tmp_path: Path,
+) -> None:
+    # Three ranks before the restart, two after it: the third's dump lies there still.
+    lay_at(tmp_path, 0, 5, BEGAN_S + 60, "[0, 1]", "all_reduce")
+    lay_at(tmp_path, 1, 5, BEGAN_S + 60, "[0, 1]")
+    lay_at(tmp_path, 2, 3, BEGAN_S - 30, "[0, 1, 2]")
+    difference = CollectiveState(collected(tmp_path, began_s=BEGAN_S).records).difference
+    assert difference is not None
+    assert difference.ranks == (1,)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"version": "9.0", "entries": [{"process_group": "0", "sequence": 4}]},
+        {"version": "9.0", "collectives": {"0": []}},
+        {"version": "9.0", "entries": None},
+    ],
+)
+def test_a_dump_of_another_version_is_one_of_which_nothing_is_known(
+    tmp_path: Path, other: object
+) -> None:
+    for rank in (0, 2):
+        lay_at(tmp_path, rank, 5, BEGAN_S + 60, "[0, 1, 2]", "all_reduce")
+    lay(tmp_path, 1, other)
+    records = collected(tmp_path).records
+    assert [each.whole for each in records] == [True, False, True]
+    assert CollectiveState(records).difference is None
 
 
 @pytest.mark.parametrize(("first", "whole"), [(0, True), (500, False)])

@@ -148,16 +148,10 @@ def test_a_rank_that_does_not_answer_nccl_is_named(serve: Serve, how: str, said:
     assert said in cause.evidence[0]
 
 
-def test_ranks_that_are_alike_name_none(serve: Serve) -> None:
-    assert found(serve(status(communicator(dict.fromkeys(range(RANKS), 42), {})))).cause == (
-        "no-progress"
-    )
-
-
-def test_where_most_are_behind_none_is_named(serve: Serve) -> None:
-    assert found(serve(status(communicator({0: 42, 1: 41, 2: 41, 3: 41}, {})))).cause == (
-        "no-progress"
-    )
+@pytest.mark.parametrize("behind", [0, 3], ids=["alike", "most are behind"])
+def test_where_ranks_are_alike_or_most_are_behind_none_is_named(serve: Serve, behind: int) -> None:
+    launched = {rank: 42 - (rank >= RANKS - behind) for rank in range(RANKS)}
+    assert found(serve(status(communicator(launched, {})))).cause == "no-progress"
 
 
 def test_of_two_groups_with_one_behind_each_both_may_be_what_all_wait_for(serve: Serve) -> None:
@@ -174,19 +168,19 @@ def test_of_two_groups_with_one_behind_each_both_may_be_what_all_wait_for(serve:
     ]
 
 
-def test_a_rank_that_is_behind_in_one_group_and_waits_in_another_leads_on(serve: Serve) -> None:
-    data = communicator({0: 8, 1: 7, 2: 8}, {}, "0x1")
-    tensor = communicator({1: 4, 3: 3}, {}, "0x2")
-    cause = found(serve(status(data, tensor)))
-
-    assert (cause.ranks, cause.nodes, cause.sureness) == ([3], ["n3"], "likely")
-
-
-def test_a_rank_that_is_behind_in_all_of_its_groups_is_likely(serve: Serve) -> None:
-    groups = (communicator({0: 8, 2: 7}, {}, "0x1"), communicator({2: 3, 3: 4}, {}, "0x2"))
-    cause = found(serve(status(*groups)))
-
-    assert (cause.ranks, cause.sureness) == ([2], "likely")
+@pytest.mark.parametrize(
+    ("groups", "rank"),
+    [
+        pytest.param(({0: 8, 1: 7, 2: 8}, {1: 4, 3: 3}), 3, id="behind in one, waits in another"),
+        pytest.param(({0: 8, 2: 7}, {2: 3, 3: 4}), 2, id="behind in all of its groups"),
+    ],
+)
+def test_of_two_groups_the_rank_that_waits_in_none_is_likely(
+    serve: Serve, groups: tuple[dict[int, int], ...], rank: int
+) -> None:
+    told = [communicator(group, {}, f"0x{number}") for number, group in enumerate(groups, 1)]
+    cause = found(serve(status(*told)))
+    assert (cause.ranks, cause.nodes, cause.sureness) == ([rank], [f"n{rank}"], "likely")
 
 
 @pytest.mark.parametrize(

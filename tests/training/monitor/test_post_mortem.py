@@ -6,6 +6,7 @@ import io
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,28 +21,13 @@ from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.flight_dumps import FlightDumps
 from slurm_health.training.monitor.job_collectors import JobOutput, MonitorFindings
 from slurm_health.training.monitor.registry import Registered
+from tests.support.ended_jobs import hang_at, job
 from tests.training.monitor.test_flight_dumps import dump
 
 
-def ended(
-    directory: Path,
-    *,
-    exit_code: int = 1,
-    outputs: Sequence[Path] = (),
-    run_directory: Path | None = None,
-    ended_s: float = 2e9,
-    duration_s: float = 2e9,
-) -> EndedJob:
-    return EndedJob(
-        end=ScriptEnd(exit_code=exit_code, nodes=("n1",), script="train.sh"),
-        environ={"HOME": str(directory)},
-        node="n1",
-        directory=directory,
-        outputs=tuple(outputs),
-        ended_s=ended_s,
-        duration_s=duration_s,
-        run_directory=run_directory,
-    )
+def ended(directory: Path, *, exit_code: int = 1, **more: Any) -> EndedJob:
+    end = ScriptEnd(exit_code=exit_code, nodes=("n1",), script="train.sh")
+    return job(directory, end=end, environ={"HOME": str(directory)}, **more)
 
 
 def held(
@@ -96,7 +82,7 @@ def test_dumps_at_torchs_own_path_count_where_a_watchdog_of_this_training_wrote(
     output = tmp_path / "out"
     output.write_text(f"{wrote}[rank1]: Traceback (most recent call last):\n[rank1]: OSError: no\n")
     told = str(place if variable.startswith("TORCH") else tmp_path)
-    job = dataclasses.replace(ended(tmp_path, outputs=[output]), environ={variable: told})
+    job = dataclasses.replace(ended(tmp_path, outputs=(output,)), environ={variable: told})
     found, text = held(job, collectors=[JobOutput(job), FlightDumps(job)])
 
     assert (found.cause == "mismatched-collective") is counts, text
@@ -106,7 +92,7 @@ def test_dumps_at_torchs_own_path_count_where_a_watchdog_of_this_training_wrote(
 def test_what_is_found_is_said_and_recorded(tmp_path: Path, run_directory: Path) -> None:
     output = tmp_path / "out"
     output.write_text("[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 'lr'\n")
-    found, said = held(ended(tmp_path, outputs=[output]), directory=run_directory)
+    found, said = held(ended(tmp_path, outputs=(output,)), directory=run_directory)
 
     assert (found.cause, found.ranks) == ("program-error", [1])
     assert all(line.startswith("slurm-health: ") for line in said.splitlines())
@@ -119,7 +105,7 @@ def test_a_journal_that_cannot_be_written_costs_only_the_record(tmp_path: Path) 
     output = tmp_path / "out"
     output.write_text("[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 'lr'\n")
     _, said = held(
-        ended(tmp_path, outputs=[output]), directory=tmp_path / "journal" / "lab" / "12" / "0"
+        ended(tmp_path, outputs=(output,)), directory=tmp_path / "journal" / "lab" / "12" / "0"
     )
 
     assert "why train.sh failed" in said
@@ -134,19 +120,7 @@ def test_a_script_that_ended_well_is_not_written_about(tmp_path: Path) -> None:
     assert out.getvalue() == ""
 
 
-HUNG = TrainingEvent(
-    event=EventKind.HANG,
-    stalled_s=33.0,
-    usual_s=25.0,
-    step=45,
-    diagnosed=Diagnosed(
-        cause="rank-stopped",
-        description="rank 1 on n1 has been stopped",
-        attribution="undecided",
-        sureness="certain",
-        nodes=["n1"],
-    ),
-)
+HUNG = hang_at("rank-stopped", "rank 1 on n1 has been stopped", nodes=["n1"])
 
 
 def test_a_hang_that_the_monitor_recorded_explains_a_failure_that_nothing_else_does(
@@ -188,7 +162,7 @@ def test_what_the_check_met_before_is_joined_to_the_same_error_of_all_ranks(
     of_rank = "[rank{0}]: Traceback (most recent call last):\n[rank{0}]: RuntimeError: {1}\n"
     end = "srun: error: n[1-2]: tasks 0-1: Exited with exit code 1\n"
     output.write_text("".join(of_rank.format(rank, words) for rank in (0, 1)) + end)
-    job = ended(tmp_path, outputs=[output], run_directory=run_directory)
+    job = ended(tmp_path, outputs=(output,), run_directory=run_directory)
     found, said = held(job, collectors=[JobOutput(job), MonitorFindings(job)])
 
     assert (found.cause, found.attribution) == ("network-interface-missing", "user error")
