@@ -144,6 +144,7 @@ def main() -> None:
             click.echo(f"slurm-health: {text}{see}", err=True)
         sys.exit(int(ExitCode.USAGE))
     except (click.Abort, KeyboardInterrupt):
+        click.echo("slurm-health: interrupted", err=True)
         sys.exit(130)
     except Exception:
         # Python's own code for this is 1, which here says that a node is bad.

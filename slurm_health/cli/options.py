@@ -38,6 +38,7 @@ def number_option(
     """Return an option that takes a number from `low` to `high`, a whole one if those are."""
     whole = isinstance(low, int) and isinstance(high, int)
     kind = click.IntRange(int(low), int(high)) if whole else click.FloatRange(low, high)
+    kind.name = f"{'whole ' if whole else ''}number from {low:g} to {high:g}"  # of messages
     shown = default is not None
     return click.option(
         *name.split(), metavar=metavar, type=kind, default=default, show_default=shown, help=text

@@ -105,9 +105,14 @@ WORDS = {Level.FAULTY: "faulty", Level.SLOW: "slow", Level.INCONCLUSIVE: "undeci
 
 
 def effort_text(run: Run) -> str:
-    """Return how long the check took: `3 rounds, 6.1 s`, empty before its first round."""
-    took = "" if run.duration_s is None else f", {duration_text(run.duration_s)}"
-    return f"{counted(len(run.rounds), 'round')}{took}" if run.rounds else ""
+    """Return how long the check took: `2 rounds, 6.1 s`, empty before its first round.
+
+    The test of every node alone is no round.
+    """
+    rounds = sum(any(len(group.nodes) > 1 for group in one.groups) for one in run.rounds)
+    took = "" if run.duration_s is None else duration_text(run.duration_s)
+    parts = (counted(rounds, "round") if rounds else "", took) if run.rounds else ()
+    return ", ".join(filter(None, parts))
 
 
 def unfinished_text(
