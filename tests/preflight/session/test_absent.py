@@ -41,32 +41,33 @@ def ready(node: str, *, launch: int = 0, torch: str = "2.4", backend: str = "glo
     )
 
 
-def test_one_node_without_torch_has_all_measured_by_light_probes() -> None:
-    assert absent.without_torch(state_of()) == ""
-    assert absent.without_torch(state_of(ready("n1"), lacks("n2"))) == "n2: x has no torch"
-    both = state_of(lacks("n2"), lacks("n3"))
-    assert absent.without_torch(both) == "n2 and 1 more: x has no torch"
+LIGHT = AgentsLaunched(launch=1, nodes=NODES, light="no torch")
 
 
-def test_devices_that_torch_can_test_are_worth_more_than_the_node_without_it() -> None:
-    some = state_of(ready("n1", backend="nccl"), ready("n2", backend="nccl"), lacks("n3", 8))
-    assert absent.without_torch(some) == ""
-    none = state_of(*(lacks(node, 8) for node in NODES))
-    assert absent.without_torch(none) == "n1 and 2 more: x has no torch"
-
-
-def test_probes_do_not_change_once_they_are_light_or_have_measured() -> None:
-    light = AgentsLaunched(launch=1, nodes=NODES, light="no torch")
-    assert absent.without_torch(state_of(light, lacks("n2"))) == ""
-    admitted = NodesAdmitted(nodes=["n1", "n3"])
-    assert absent.without_torch(state_of(admitted, lacks("n2"))) == ""
+@pytest.mark.parametrize(
+    ("records", "why"),
+    [
+        ([], ""),
+        ([ready("n1"), lacks("n2")], "n2: x has no torch"),
+        ([lacks("n2"), lacks("n3")], "n2 and 1 more: x has no torch"),
+        # Devices that torch can test are worth more than the node without it.
+        ([ready("n1", backend="nccl"), ready("n2", backend="nccl"), lacks("n3", 8)], ""),
+        ([lacks(node, 8) for node in NODES], "n1 and 2 more: x has no torch"),
+        # Probes do not change once they are light or have measured.
+        ([LIGHT, lacks("n2")], ""),
+        ([NodesAdmitted(nodes=["n1", "n3"]), lacks("n2")], ""),
+    ],
+)
+def test_one_node_without_torch_has_all_measured_by_light_probes(
+    records: list[Record], why: str
+) -> None:
+    assert absent.without_torch(state_of(*records)) == why
 
 
 def test_what_a_node_said_with_torch_counts_for_nothing_with_light_probes() -> None:
-    light = AgentsLaunched(launch=1, nodes=NODES, light="no torch")
     said = [ready(node, launch=1, torch="", backend="tcp") for node in NODES]
-    early = state_of(ready("n1"), light, *said, NodesAdmitted(nodes=NODES))
-    late = state_of(light, *said, ready("n1"), NodesAdmitted(nodes=NODES))
+    early = state_of(ready("n1"), LIGHT, *said, NodesAdmitted(nodes=NODES))
+    late = state_of(LIGHT, *said, ready("n1"), NodesAdmitted(nodes=NODES))
     for state in (early, late):
         assert absent.comparable(state.agents) == NODES
         assert {each.backend for each in state.first_ready().values()} == {"tcp"}

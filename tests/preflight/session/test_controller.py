@@ -115,26 +115,26 @@ def test_a_second_round_with_nothing_in_doubt_measures_only_what_pairs_do_togeth
     story.does(VerdictReached)
 
 
-def test_when_one_member_fails_the_others_are_told_at_once() -> None:
+@pytest.mark.parametrize(
+    ("news", "reason"),
+    [
+        (
+            NodeReported(node="n2", round=0, outcome=Outcome.FAILED, detail="no memory"),
+            "n2 reports: no memory",
+        ),
+        (AgentsLost(launch=0, nodes=["n2"], reason="killed"), "n2 is gone: killed"),
+    ],
+)
+def test_when_one_member_fails_or_its_agent_dies_the_others_are_told_at_once(
+    news: Record, reason: str
+) -> None:
     story = Story()
     story.is_in_round()
-    story.says(NodeReported(node="n1", round=0, outcome=Outcome.FAILED, detail="no memory"))
+    story.says(news)
 
-    aborted = story.does(GroupAborted)
-
-    assert aborted == GroupAborted(
-        round=0, group=["n1", "n2"], reason="n1 reports: no memory", timed_out=False
+    assert story.does(GroupAborted) == GroupAborted(
+        round=0, group=["n1", "n2"], reason=reason, timed_out=False
     )
-
-
-def test_when_one_members_agent_dies_the_others_are_told_at_once() -> None:
-    story = Story()
-    story.is_in_round()
-    story.says(AgentsLost(launch=0, nodes=["n2"], reason="killed"))
-
-    aborted = story.does(GroupAborted)
-
-    assert (aborted.group, aborted.reason) == (["n1", "n2"], "n2 is gone: killed")
 
 
 def test_a_node_lost_between_rounds_is_absent_and_its_partner_not_to_blame() -> None:

@@ -23,28 +23,28 @@ def used(phase: Phase, *, several_devices: bool = True, on_cpus: bool = False) -
     return [each.name for each in phase.used(several_devices=several_devices, on_cpus=on_cpus)]
 
 
-def test_a_quick_check_is_pairs_and_nothing_else() -> None:
-    assert probes_of("quick") == {"pair": ["matmul", "allgather"]}
-
-
-def test_a_standard_check_has_each_node_alone_before_the_pairs() -> None:
-    assert list(probes_of("standard")) == ["solo", "pair"]
-    assert probes_of("standard")["solo"] == [
-        "values",
-        "matmul",
-        "memory_copy",
-        "node_allgather",
-    ]
+@pytest.mark.parametrize(
+    ("chosen", "probes"),
+    [
+        (["quick"], {"pair": ["matmul", "allgather"]}),
+        (["gpt"], {"size": ["gpt_fit"], "gpt": ["gpt"]}),
+        (["straggler-detection"], {"size": ["gpt_fit"], "gpt": ["gpt"]}),
+        (["matmul"], {"solo": ["matmul"]}),
+        (["values", "dataloader"], {"solo": ["values", "dataloader"]}),
+    ],
+)
+def test_a_check_has_the_phases_that_its_probes_need(
+    chosen: list[str], probes: dict[str, list[str]]
+) -> None:
+    assert probes_of(*chosen) == probes
+    standard = probes_of("standard")
+    assert list(standard) == ["solo", "pair"]
+    assert standard["solo"] == ["values", "matmul", "memory_copy", "node_allgather"]
 
 
 def test_a_thorough_check_ends_with_training_on_the_survivors() -> None:
     assert list(probes_of("thorough")) == ["solo", "pair", "size", "gpt"]
     assert all(phase.survivors_only for phase in phases(["thorough"])[2:])
-
-
-def test_the_training_step_is_never_run_without_finding_out_what_fits() -> None:
-    assert probes_of("gpt") == {"size": ["gpt_fit"], "gpt": ["gpt"]}
-    assert probes_of("straggler-detection") == probes_of("gpt")
 
 
 def test_sets_and_probes_are_united_whatever_their_order() -> None:
@@ -53,11 +53,6 @@ def test_sets_and_probes_are_united_whatever_their_order() -> None:
         **probes_of("straggler-detection"),
     }
     assert probes_of("allgather", "quick") == probes_of("quick")
-
-
-def test_one_probe_alone_is_run_alone() -> None:
-    assert probes_of("matmul") == {"solo": ["matmul"]}
-    assert probes_of("values", "dataloader") == {"solo": ["values", "dataloader"]}
 
 
 def test_a_name_of_no_probe_is_an_error() -> None:

@@ -19,6 +19,7 @@ from slurm_health.records.records import (
     Sampled,
     VerdictReached,
     WorkersFailed,
+    WorkersReady,
     WorkersStarting,
 )
 from slurm_health.records.verdict import Level, Outcome
@@ -40,22 +41,17 @@ def ends(story: Story, *nodes: str) -> dict[str, tuple[Level, str]]:
     return {node.node: (node.level, node.reason) for node in record.nodes}
 
 
-def test_a_node_whose_device_failed_twice_while_most_can_use_theirs_is_faulty() -> None:
-    story = Story()
-    story.does(AgentsLaunched)
-    story.is_ready("n1", "n2", "n3")
-    story.says(*device_failed("n4"))
-
-    level, reason = ends(story, "n1", "n2", "n3")["n4"]
-
-    assert (level, reason) == (Level.FAULTY, f"{ECC}, twice; most nodes can use theirs")
-
-
 @pytest.mark.parametrize(
-    ("failing", "torch"), [(["n4"], "2.6"), (["n3", "n4"], "2.4")], ids=["other torch", "half"]
+    ("failing", "torch", "level", "reason"),
+    [
+        (["n4"], "2.4", Level.FAULTY, f"{ECC}, twice; most nodes can use theirs"),
+        (["n4"], "2.6", Level.INCONCLUSIVE, f"could not be measured: {ECC}"),
+        (["n3", "n4"], "2.4", Level.INCONCLUSIVE, f"could not be measured: {ECC}"),
+    ],
+    ids=["one", "one with another torch", "half"],
 )
-def test_a_device_that_fails_is_no_fault_where_the_software_may_be(
-    failing: list[str], torch: str
+def test_a_device_that_failed_twice_is_the_nodes_fault_unless_the_softwares_it_may_be(
+    failing: list[str], torch: str, level: Level, reason: str
 ) -> None:
     story = Story()
     story.does(AgentsLaunched)
@@ -64,50 +60,40 @@ def test_a_device_that_fails_is_no_fault_where_the_software_may_be(
     for node in failing:
         story.says(*device_failed(node, torch))
 
-    found = ends(story, *well)
+    concluded = ends(story, *well)
 
-    assert {found[node] for node in failing} == {
-        (Level.INCONCLUSIVE, f"could not be measured: {ECC}")
-    }
+    assert {concluded[node] for node in failing} == {(level, reason)}
 
 
-def test_a_node_whose_devices_do_not_open_while_most_others_have_is_faulty() -> None:
-    story = Story()
-    story.does(AgentsLaunched)
-    story.is_ready("n1", "n2", "n3")
-    unopened = DevicesUnopened(node="n4", launch=0, devices=[2, 5], waited_s=21.3, torch="2.4")
-    story.says(started("n4"), unopened)
-    story.now_s += LIMITS.ready_s
-
-    assert ends(story, "n1", "n2", "n3")["n4"] == (
-        Level.FAULTY,
-        "devices 2, 5 not opened within 21 s; most nodes can use theirs",
-    )
-
-
-@pytest.mark.parametrize("keep", [True, False])
-def test_a_driver_that_keeps_no_state_is_not_accused_for_the_time_that_takes_it(keep: bool) -> None:
+@pytest.mark.parametrize(
+    ("kept", "opens", "level"),
+    [
+        (True, False, Level.FAULTY),
+        (False, False, Level.INCONCLUSIVE),
+        (True, True, Level.HEALTHY),
+    ],
+    ids=["never", "driver keeps no state", "late"],
+)
+def test_a_node_whose_devices_do_not_open_is_faulty_unless_its_driver_starts_anew_for_them(
+    kept: bool, opens: bool, level: Level
+) -> None:
     story = Story()
     story.does(AgentsLaunched)
     for node in ("n1", "n2", "n3"):
         story.says(replace(started(node), driver_keeps_state=True), ready(node))
-    unopened = DevicesUnopened(node="n4", launch=0, devices=[0], waited_s=21.3, torch="2.4")
-    story.says(replace(started("n4"), driver_keeps_state=keep), unopened)
-    story.now_s += LIMITS.ready_s
+    unopened = DevicesUnopened(node="n4", launch=0, devices=[2, 5], waited_s=21.3, torch="2.4")
+    story.says(replace(started("n4"), driver_keeps_state=kept), unopened)
+    if opens:
+        story.says(ready("n4"))
+    else:
+        story.now_s += LIMITS.ready_s
 
-    level, _ = ends(story, "n1", "n2", "n3")["n4"]
+    well = NODES if opens else NODES[:3]
+    concluded = ends(story, *well)["n4"]
 
-    assert level is (Level.FAULTY if keep else Level.INCONCLUSIVE)
-
-
-def test_devices_that_open_late_are_as_good_as_others() -> None:
-    story = Story()
-    story.does(AgentsLaunched)
-    story.is_ready("n1", "n2", "n3")
-    unopened = DevicesUnopened(node="n4", launch=0, devices=[0], waited_s=20.0, torch="2.4")
-    story.says(started("n4"), unopened, ready("n4"))
-
-    assert ends(story, *NODES)["n4"][0] is Level.HEALTHY
+    assert concluded[0] is level
+    if level is Level.FAULTY:
+        assert concluded[1] == "devices 2, 5 not opened within 21 s; most nodes can use theirs"
 
 
 def test_a_device_that_fails_between_rounds_makes_its_node_faulty() -> None:
@@ -168,23 +154,22 @@ def test_where_nobody_gets_ready_every_node_is_undecided() -> None:
     assert story.next() == ()
 
 
-def test_the_odd_torch_out_is_not_compared_with_the_others() -> None:
-    story = Story()
-    story.does(AgentsLaunched)
-    story.is_ready("n1", "n2", "n3")
-    story.is_ready("n4", torch="1.13")
-
-    assert story.does(NodesAdmitted) == NodesAdmitted(nodes=["n1", "n2", "n3"])
-
-
-def test_a_node_with_fewer_devices_is_not_compared_with_the_others() -> None:
+@pytest.mark.parametrize(
+    "odd",
+    [
+        ready("n4", torch="1.13", devices=4),
+        # Its ranks would wait for ranks that never come, and the fault be its partner's.
+        ready("n4", devices=2),
+    ],
+    ids=["other torch", "fewer devices"],
+)
+def test_a_node_unlike_the_others_is_not_compared_with_them(odd: WorkersReady) -> None:
     story = Story()
     story.does(AgentsLaunched)
     for node in ("n1", "n2", "n3"):
         story.says(started(node), ready(node, devices=4))
-    story.says(started("n4"), ready("n4", devices=2))
+    story.says(started("n4"), odd)
 
-    # Its ranks would wait for ranks that never come, and the fault be its partner's.
     assert story.does(NodesAdmitted) == NodesAdmitted(nodes=["n1", "n2", "n3"])
 
 
