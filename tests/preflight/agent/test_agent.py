@@ -30,20 +30,16 @@ from tests.support.frozen import FREEZER, frozen
 from tests.support.supervised import descendants, eventually, write_executable
 
 
-def test_it_says_who_it_is_and_what_its_workers_have(running: Stage) -> None:
+def test_a_round_is_measured_and_reported_once(running: Stage) -> None:
     started, ready = running.records()
-
     assert isinstance(started, AgentStarted)
     assert (started.node, started.launch, started.address) == ("n1", 0, "127.0.0.1")
     assert isinstance(ready, WorkersReady)
     assert (ready.store_port, ready.backend, ready.devices) == (4711, "gloo", ["cpu"])
 
-
-def test_a_round_is_measured_and_reported_once(running: Stage) -> None:
     running.round()
 
     report = running.hears(NodeReported)
-
     assert (report.round, report.outcome, report.crashed) == (0, Outcome.MEASURED, False)
     sample = running.hears(Sampled)
     assert (sample.probe, sample.group, sample.iteration_ms) == ("matmul", ["n1"], [[3.0] * 3])
@@ -66,18 +62,14 @@ def test_a_wait_for_a_partner_in_vain_ends_with_the_masters_word(
     assert "WorkersStarting" not in running.kinds()
 
 
-def test_a_round_without_a_meeting_place_is_not_for_this_node(running: Stage) -> None:
-    running.round(0, group=["n1", "n2"], port=0)
-    running.round(1)
-
-    assert running.hears(NodeReported).round == 1
-
-
-def test_a_round_of_others_is_not_for_this_node(running: Stage) -> None:
+def test_a_round_of_others_or_without_a_meeting_place_is_not_for_this_node(
+    running: Stage,
+) -> None:
     running.round(0, group=["n2", "n3"])
-    running.round(1)
+    running.round(1, group=["n1", "n2"], port=0)
+    running.round(2)
 
-    assert running.hears(NodeReported).round == 1
+    assert running.hears(NodeReported).round == 2
 
 
 def test_a_worker_that_dies_in_a_round_is_a_crash_and_is_replaced(running: Stage) -> None:
@@ -95,35 +87,30 @@ def test_a_worker_that_dies_in_a_round_is_a_crash_and_is_replaced(running: Stage
     assert running.hears(NodeReported, 2).outcome is Outcome.MEASURED
 
 
-def test_a_worker_that_dies_while_it_works_with_a_partner_is_no_crash_of_this_node(
-    running: Stage,
+FAILED, NOT_RUN = Outcome.FAILED, Outcome.NOT_RUN
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome", "flags", "detail"),
+    [
+        ("dies-with-partner", FAILED, (False, False, False), "process died: killed by SIGABRT"),
+        ("raises", FAILED, (True, False, False), "RuntimeError: out of memory"),
+        ("computes-wrongly", FAILED, (True, True, False), ""),
+        ("cannot", NOT_RUN, (False, False, True), "matmul: another process holds the device"),
+    ],
+)
+def test_what_fails_in_a_round_is_this_nodes_fault_only_where_no_other_can_be_its_cause(
+    running: Stage, how: str, outcome: Outcome, flags: tuple[bool, bool, bool], detail: str
 ) -> None:
-    running.behave("dies-with-partner")
-    running.round(group=["n1", "n2"])
+    running.behave(how)
+    running.round(group=["n1", "n2"] if how == "dies-with-partner" else ["n1"])
 
     report = running.hears(NodeReported)
 
-    assert (report.outcome, report.crashed) == (Outcome.FAILED, False)
-    assert report.detail == "check process died: killed by SIGABRT"
-
-
-def test_a_probe_that_raises_is_a_crash_of_this_node(running: Stage) -> None:
-    running.behave("raises")
-    running.round()
-
-    report = running.hears(NodeReported)
-
-    assert (report.outcome, report.crashed) == (Outcome.FAILED, True)
-    assert report.detail == "RuntimeError: out of memory"
-
-
-def test_a_device_that_computes_wrongly_is_told_from_every_other_fault(running: Stage) -> None:
-    running.behave("computes-wrongly")
-    running.round()
-
-    report = running.hears(NodeReported)
-
-    assert (report.outcome, report.crashed, report.wrong_results) == (Outcome.FAILED, True, True)
+    assert report.outcome is outcome
+    assert (report.crashed, report.wrong_results, report.unmeasured) == flags
+    assert report.detail.endswith(detail)
+    assert how != "cannot" or "WorkersStarting" not in running.kinds()
 
 
 def test_workers_that_wait_for_one_that_raised_are_replaced_with_it_once(stage: Stage) -> None:
@@ -139,17 +126,6 @@ def test_workers_that_wait_for_one_that_raised_are_replaced_with_it_once(stage: 
 
     assert stage.hears(NodeReported, 2).outcome is Outcome.MEASURED
     assert stage.kinds().count("WorkersStarting") == 1
-
-
-def test_a_probe_that_cannot_measure_is_no_crash(running: Stage) -> None:
-    running.behave("cannot")
-    running.round()
-
-    report = running.hears(NodeReported)
-
-    assert (report.outcome, report.crashed, report.unmeasured) == (Outcome.NOT_RUN, False, True)
-    assert report.detail == "matmul: another process holds the device"
-    assert "WorkersStarting" not in running.kinds()
 
 
 def test_a_program_that_this_node_was_not_started_with_is_not_run(stage: Stage) -> None:

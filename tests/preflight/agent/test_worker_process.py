@@ -111,48 +111,38 @@ def test_an_interpreter_that_is_not_there_is_an_end_with_its_reason(bench: Bench
     worker.kill()
 
 
-def test_the_last_line_of_standard_error_is_the_reason_of_an_end(bench: Bench) -> None:
-    worker = bench.script("echo Traceback >&2; echo 'ImportError: no torch' >&2; exit 1")
+ECC = "CUDA error: uncorrectable ECC error encountered"
+FRAMES = "; ".join(f"echo 'frame #{number}: main + 0x21' >&2" for number in range(30))
+MANY = STDERR_LINES * 50
 
-    assert end_of(worker) == "exit code 1: ImportError: no torch"
 
-
-def test_the_words_of_a_device_count_more_than_the_frames_and_hints_that_follow_them(
-    bench: Bench,
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("kill -SEGV $$", "killed by SIGSEGV"),
+        (
+            "echo a >&2; echo 'ImportError: no torch' >&2; exit 1",
+            "exit code 1: ImportError: no torch",
+        ),
+        # The words of a device count more than the hints and frames that follow them.
+        (f"echo '  what():  {ECC}' >&2; echo a hint >&2; {FRAMES}; exit 3", f"exit code 3: {ECC}"),
+        (f"seq {MANY} >&2", f"exit code 0: {MANY}"),  # not all is kept in memory
+    ],
+    ids=["signal", "last line", "device", "many lines"],
+)
+def test_the_end_of_a_worker_has_the_reason_that_it_told(
+    bench: Bench, script: str, reason: str
 ) -> None:
-    frames = "; ".join(f"echo 'frame #{number}: main + 0x21' >&2" for number in range(30))
-    ecc = "CUDA error: uncorrectable ECC error encountered"
-    worker = bench.script(f"echo '  what():  {ecc}' >&2; echo a hint >&2; {frames}; exit 3")
-
-    assert end_of(worker) == f"exit code 3: {ecc}"
+    assert end_of(bench.script(script)) == reason
 
 
-def test_a_signal_that_ended_a_worker_is_named(bench: Bench) -> None:
-    assert end_of(bench.script("kill -SEGV $$")) == "killed by SIGSEGV"
-
-
-def test_what_a_library_prints_is_no_line(bench: Bench) -> None:
-    line = '{"event": "state", "state": "opened"}'
+def test_a_line_may_come_in_two_pieces_and_what_a_library_prints_is_none(bench: Bench) -> None:
+    first, second = '{"event": "state", ', '"state": "opened"}'
     rubbish = ("NCCL INFO {", "", '{"event": "done"}', "[" * 5000)
-    words = "; ".join(f"echo '{text}'" for text in (*rubbish, line))
-    worker = bench.script(f"{words}; exec sleep 99")
+    words = "; ".join(f"echo '{text}'" for text in rubbish)
+    worker = bench.script(f"{words}; printf '{first}'; sleep 0.1; echo '{second}'; exec sleep 99")
 
     assert hears(worker, Line) == State(state="opened")
-
-
-def test_a_line_that_comes_in_two_pieces_is_one(bench: Bench) -> None:
-    first, second = '{"event": "state", ', '"state": "opened"}'
-    worker = bench.script(f"printf '{first}'; sleep 0.1; echo '{second}'; exec sleep 100")
-
-    assert hears(worker, State) == State(state="opened")
-
-
-def test_a_worker_that_writes_without_end_is_not_kept_in_memory(bench: Bench) -> None:
-    worker = bench.script(
-        f"i=0; while [ $i -lt {STDERR_LINES * 50} ]; do echo $i >&2; i=$((i+1)); done"
-    )
-
-    assert end_of(worker) == f"exit code 0: {STDERR_LINES * 50 - 1}"
 
 
 def test_a_command_to_a_worker_that_has_ended_is_no_error(bench: Bench) -> None:
@@ -175,14 +165,6 @@ def test_a_stopped_or_deaf_worker_is_killed_with_its_children(bench: Bench) -> N
 
     eventually(lambda: not bench.processes(), "their end")
     assert end_of(worker) == "killed"
-
-
-def test_a_worker_that_is_told_to_leave_may_do_its_last_work(bench: Bench) -> None:
-    worker = bench.script("cat; cd $FAKE_WORKER_DIR; mkdir left")
-
-    end_together([worker], leave_s=60.0)
-
-    assert (bench.directory / "left").is_dir()
 
 
 @pytest.mark.skipif(not FREEZER.is_dir(), reason="needs root and the freezer of cgroup v1")

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import os
+from typing import Any
+
+import pytest
 
 from slurm_health.preflight.agent.agent import Agent
 from slurm_health.preflight.agent.workers import OPEN_S
@@ -11,14 +14,6 @@ from slurm_health.records.records import DevicesUnopened, VerdictReached, Worker
 from tests.support.agent_stage import Stage, end_of
 from tests.support.journals import Clock
 from tests.support.supervised import write_executable
-
-
-def test_a_node_that_sees_fewer_gpus_than_slurm_gave_starts_no_worker(stage: Stage) -> None:
-    stage.begin()
-    stage.start(SLURM_GPUS_ON_NODE="4")
-
-    reason = stage.hears(WorkersFailed).reason
-    assert reason == "Slurm gave the job 4 GPUs here, none of them can be seen"
 
 
 def test_workers_that_are_stopped_as_often_as_they_start_have_failed(stage: Stage) -> None:
@@ -33,46 +28,30 @@ def test_workers_that_are_stopped_as_often_as_they_start_have_failed(stage: Stag
     assert stage.kinds().count("WorkersStarting") == 1
 
 
-def test_why_a_device_is_not_used_is_told_as_its_worker_says_it(stage: Stage) -> None:
-    stage.begin()
-    agent = stage.start("refusing")
-
-    failed = stage.hears(WorkersFailed)
-
-    assert failed.reason == "device 0 (used by process 4711, python of alice): out of memory"
-    assert not failed.device_failed
-    stage.says(VerdictReached(nodes=[]))
-    assert end_of(agent) == (0, "")
+BUSY = "device 0 (used by process 4711, python of alice): out of memory"
+ECC = "device 3: CUDA error: uncorrectable ECC error encountered"
+UNSEEN = "Slurm gave the job 4 GPUs here, none of them can be seen"
 
 
-def test_without_torch_the_workers_have_failed_and_the_agent_stays(stage: Stage) -> None:
-    stage.begin()
-    agent = stage.start("no-torch")
-
-    failed = stage.hears(WorkersFailed)
-
-    assert failed.reason == "its python has no torch"
-    assert failed.no_torch
-    assert failed.accelerators == 0
-    assert not failed.device_failed
-    stage.says(VerdictReached(nodes=[]))
-    assert end_of(agent) == (0, "")
-
-
-def test_a_device_that_fails_when_it_is_tried_again_is_named_in_its_own_words(
-    stage: Stage,
+@pytest.mark.parametrize(
+    ("how", "environ", "failed", "starting"),
+    [
+        ("well", {"SLURM_GPUS_ON_NODE": "4"}, {"reason": UNSEEN}, 0),
+        ("refusing", {}, {"reason": BUSY, "torch": "2.4.0"}, 1),
+        ("no-torch", {}, {"reason": "its python has no torch", "no_torch": True}, 0),
+        ("broken-device", {}, {"reason": ECC, "torch": "2.4.0", "device_failed": True}, 1),
+    ],
+)
+def test_why_the_workers_of_a_node_do_not_get_ready_is_told_and_the_agent_stays(
+    stage: Stage, how: str, environ: dict[str, str], failed: dict[str, Any], starting: int
 ) -> None:
     stage.begin()
-    stage.start("broken-device")
+    agent = stage.start(how, **environ)
 
-    assert stage.hears(WorkersFailed) == WorkersFailed(
-        node="n1",
-        launch=0,
-        reason="device 3: CUDA error: uncorrectable ECC error encountered",
-        device_failed=True,
-        torch="2.4.0",
-    )
-    assert stage.kinds().count("WorkersStarting") == 1
+    assert stage.hears(WorkersFailed) == WorkersFailed(node="n1", launch=0, **failed)
+    assert stage.kinds().count("WorkersStarting") == starting
+    stage.says(VerdictReached(nodes=[]))
+    assert end_of(agent) == (0, "")
 
 
 def test_devices_that_do_not_open_are_named_once(stage: Stage) -> None:

@@ -19,7 +19,6 @@ from slurm_health.preflight.master.launcher import (
 )
 from slurm_health.records.errors import SlurmCommandMissing, SlurmError
 from slurm_health.records.records import AgentsLost, LossCause
-from slurm_health.system.slurm.command import step_argv
 from slurm_health.system.slurm.job_gres import NodeGres, Share
 from tests.support.supervised import eventually, write_executable
 
@@ -75,25 +74,7 @@ def losses(launcher: Launcher, nodes: Sequence[str], launch: int = 0) -> dict[st
     return found
 
 
-def test_the_command_of_a_launch_leaves_nothing_to_the_surrounding_job() -> None:
-    argv = step_argv(12, ("n1", "n2"), ["--gres=gpu:4"], ["agent", "--x"])
-
-    assert argv[0] == "srun"
-    assert argv[-3:] == ["--gres=gpu:4", "agent", "--x"]
-    assert {
-        "--jobid=12",
-        "--nodelist=n[1-2]",
-        "--nodes=2",
-        "--ntasks=2",
-        "--ntasks-per-node=1",
-        "--overlap",
-        "--mem=0",
-        "--kill-on-bad-exit=0",
-        "--no-kill",
-    } <= set(argv)
-
-
-def test_srun_is_started_with_that_command_and_without_the_jobs_variables(
+def test_srun_is_started_with_a_command_that_leaves_nothing_to_the_surrounding_job(
     srun: Srun, tmp_path: Path
 ) -> None:
     launcher = srun.launcher(f'echo "$@" > {tmp_path}/said; env >> {tmp_path}/said')
@@ -101,11 +82,13 @@ def test_srun_is_started_with_that_command_and_without_the_jobs_variables(
     launcher.start(3, NODES)
     losses(launcher, NODES, launch=3)
 
-    said = (tmp_path / "said").read_text()
-    command = step_argv(12, NODES, Share(nodes=NODES).options, ["agent", "--launch=3", "--gpus=0"])
-    assert said.splitlines()[0].split() == command[1:]
-    assert "SLURM_NTASKS" not in said
-    assert "SLURM_GPUS" not in said
+    command, *variables = (tmp_path / "said").read_text().splitlines()
+    words = command.split()
+    assert words[-3:] == ["agent", "--launch=3", "--gpus=0"]
+    assert {*Share(nodes=NODES).options} <= {*words}
+    steps = "--jobid=12 --nodelist=n[1-2] --nodes=2 --ntasks=2 --ntasks-per-node=1 --overlap"
+    assert {*steps.split(), "--mem=0", "--kill-on-bad-exit=0", "--no-kill"} <= {*words}
+    assert not [each for each in variables if each.startswith(("SLURM_NTASKS", "SLURM_GPUS"))]
 
 
 def test_nodes_that_differ_in_their_gpus_have_a_step_each_and_are_lost_as_one_launch(
@@ -280,24 +263,26 @@ def test_several_nodes_in_one_line_are_all_meant(
     assert {loss.cause for loss in lost.values()} == {cause}
 
 
+LAST = "; echo 'srun: error: last words' >&2; exit 1"
+
+
 @pytest.mark.parametrize(
-    "line", ["srun: error: n[1-: task 0: Killed", "srun: error: n9: task 0: Killed", "\\377"]
+    ("script", "reason"),
+    [
+        ("exit 0", "srun ended with exit code 0"),
+        (f"echo 'srun: error: n[1-: task 0: Killed' >&2{LAST}", "last words"),
+        (f"echo 'srun: error: n9: task 0: Killed' >&2{LAST}", "last words"),
+        (f"printf '\\377\\n' >&2{LAST}", "last words"),
+    ],
 )
-def test_words_about_other_nodes_or_about_nothing_lose_nobody(srun: Srun, line: str) -> None:
-    launcher = srun.launcher(f"printf '{line}\\n' >&2; echo 'srun: error: last words' >&2; exit 1")
+def test_an_srun_that_ends_without_a_word_of_its_nodes_has_lost_them_for_its_last_words(
+    srun: Srun, script: str, reason: str
+) -> None:
+    launcher = srun.launcher(script)
 
     launcher.start(0, NODES)
 
-    assert {loss.reason for loss in losses(launcher, NODES).values()} == {"last words"}
-
-
-def test_an_srun_that_ends_without_a_word_has_lost_its_nodes_too(srun: Srun) -> None:
-    launcher = srun.launcher("exit 0")
-
-    launcher.start(0, NODES)
-
-    lost = losses(launcher, NODES)
-    assert {loss.reason for loss in lost.values()} == {"srun ended with exit code 0"}
+    assert {loss.reason for loss in losses(launcher, NODES).values()} == {reason}
 
 
 def test_two_launches_are_told_apart(srun: Srun) -> None:
@@ -309,13 +294,16 @@ def test_two_launches_are_told_apart(srun: Srun) -> None:
     assert launcher.poll() == []
 
 
-def test_an_srun_that_does_not_leave_is_ended(srun: Srun) -> None:
+def test_an_srun_that_does_not_leave_is_ended_and_its_agents_are_named(
+    srun: Srun, caplog: pytest.LogCaptureFixture
+) -> None:
     launcher = srun.launcher("trap '' TERM; while :; do sleep 0.1; done")
     launcher.start(0, NODES)
 
     launcher.stop(0.1)
 
     assert launcher.poll() == []
+    assert "killed agents that did not leave within 0.1 s: n[1-2]" in caplog.text
 
 
 @pytest.mark.heavy
@@ -330,14 +318,3 @@ def test_agents_that_take_their_time_to_free_their_devices_are_waited_for(
 
     assert (tmp_path / "said").read_text() == "left\n"
     assert caplog.text == ""
-
-
-def test_agents_that_were_killed_because_they_did_not_leave_are_named(
-    srun: Srun, caplog: pytest.LogCaptureFixture
-) -> None:
-    launcher = srun.launcher("exec sleep 100")
-    launcher.start(0, NODES)
-
-    launcher.stop(0.1)
-
-    assert "killed agents that did not leave within 0.1 s: n[1-2]" in caplog.text

@@ -16,9 +16,6 @@ from slurm_health.preflight.master.launcher import (
 from slurm_health.records.records import LossCause
 from tests.preflight.master.test_launcher import NODES, losses
 
-# --- local processes -----------------------------------------------------------------------------
-
-
 Start = Callable[..., LocalLauncher]
 
 
@@ -75,25 +72,22 @@ def test_local_agents_have_different_devices_and_keep_them_when_started_again(
     }
 
 
-def test_a_local_agent_that_ends_is_lost_with_its_last_words(local: Start) -> None:
-    launcher = local("import sys; print('first\\nlast', file=sys.stderr); sys.exit(4)")
+@pytest.mark.parametrize(
+    ("end", "cause", "reason"),
+    [
+        (4, LossCause.ENDED, "its agent ended: exit code 4: last"),
+        ("slurm-health agent: n1: does not see it", LossCause.NO_JOURNAL, "does not see it"),
+    ],
+)
+def test_a_local_agent_that_ends_is_lost_with_its_last_words(
+    local: Start, end: int | str, cause: LossCause, reason: str
+) -> None:
+    launcher = local(f"import sys; print('first\\nlast', file=sys.stderr); sys.exit({end!r})")
 
     launcher.start(0, ["n1"])
 
     lost = losses(launcher, ["n1"])["n1"]
-    assert (lost.cause, lost.reason) == (
-        LossCause.ENDED,
-        "its agent ended: exit code 4: last",
-    )
-
-
-def test_a_local_agent_that_sees_no_journal_is_heard(local: Start) -> None:
-    launcher = local("import sys; sys.exit('slurm-health agent: n1: does not see it')")
-
-    launcher.start(0, ["n1"])
-
-    lost = losses(launcher, ["n1"])["n1"]
-    assert (lost.cause, lost.reason) == (LossCause.NO_JOURNAL, "does not see it")
+    assert (lost.cause, lost.reason) == (cause, reason)
 
 
 def test_local_agents_that_do_not_leave_are_ended(local: Start) -> None:
@@ -118,21 +112,17 @@ time.sleep(60)
 """
 
 
-def test_local_agents_hear_the_bell_and_are_heard(local: Start) -> None:
-    launcher = local(_RINGS_WHEN_RUNG.replace("{node}", "n1"))
+@pytest.mark.parametrize(("named", "wait_s", "rung"), [("n1", 30.0, {"n1"}), ("n7", 2.0, set())])
+def test_local_agents_hear_the_bell_and_are_heard_in_their_own_name(
+    local: Start, named: str, wait_s: float, rung: set[str]
+) -> None:
+    launcher = local(_RINGS_WHEN_RUNG.replace("{node}", named))
     launcher.start(0, ["n1"])
     assert launcher.wait(0.1, 0.0) == set()
 
     launcher.ring()
 
-    assert launcher.wait(30.0, 0.0) == {"n1"}
-
-
-def test_a_ring_in_the_name_of_another_node_is_none(local: Start) -> None:
-    launcher = local(_RINGS_WHEN_RUNG.replace("{node}", "n7"))
-    launcher.start(0, ["n1"])
-    launcher.ring()
-    assert launcher.wait(2.0, 0.0) == set()
+    assert launcher.wait(wait_s, 0.0) == rung
 
 
 def test_an_agent_that_prints_without_end_holds_nobody_up(local: Start) -> None:
