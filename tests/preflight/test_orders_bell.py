@@ -28,13 +28,6 @@ def ends() -> Iterator[tuple[int, int, int, int]]:
 Ends = tuple[int, int, int, int]
 
 
-def test_the_master_hears_which_nodes_have_rung(ends: Ends) -> None:
-    agent_in, _, master_in, agent_out = ends
-    for node in ("n1", "é"):
-        Bell(node, agent_in, agent_out).ring()
-    assert Ringers().rung(os.read(master_in, 1000)) == ["n1", "é"]
-
-
 def test_an_agent_hears_each_ring_once(ends: Ends) -> None:
     agent_in, master_out, _, agent_out = ends
     bell = Bell("n1", agent_in, agent_out)

@@ -43,7 +43,7 @@ UNSEEN = "Slurm gave the job 4 GPUs here, none of them can be seen"
     ],
 )
 def test_why_the_workers_of_a_node_do_not_get_ready_is_told_and_the_agent_stays(
-    stage: Stage, how: str, environ: dict[str, str], failed: dict[str, Any], starting: int
+    stage: Stage, how: str, environ: dict[str, Any], failed: dict[str, Any], starting: int
 ) -> None:
     stage.begin()
     agent = stage.start(how, **environ)

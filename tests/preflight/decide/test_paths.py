@@ -42,10 +42,6 @@ def left(*paths: LinkVerdict, without: Sequence[str] = ()) -> list[str]:
 # --- which end ---------------------------------------------------------------------------------
 
 
-def test_the_batch_node_stays_even_where_most_bad_paths_meet() -> None:
-    assert left(path("n1", "n2"), path("n1", "n3"), path("n1", "n4")) == ["n2", "n3", "n4"]
-
-
 def test_a_node_that_is_slower_goes_first() -> None:
     verdict = verdict_of(path("n2", "n3"))
     slower = [replace_slowdown(node, 1.1 if node.node == "n2" else 1.0) for node in verdict.nodes]
@@ -102,14 +98,6 @@ def test_a_job_that_cannot_leave_runs_and_says_so() -> None:
     outcome = decide(CUT, Policy(), job_facts(requeues=3)).outcome
     assert outcome.disposition is Disposition.PROCEED
     assert "n4: the path to n2 fails, a job on both may hang" in outcome.reason
-
-
-def test_a_faulty_node_is_left_with_the_end_of_a_path_and_alone_is_drained() -> None:
-    found = verdict_of(path("n2", "n4"), n3=Level.FAULTY)
-    decision = decide(found, Policy(), job_facts())
-    assert set(decision.leave) == {"n3", "n4"}
-    assert not decision.may_stay
-    assert [drain.node for drain in decision.drain] == ["n3"]
 
 
 # --- two nodes that cannot exchange data ---------------------------------------------------------

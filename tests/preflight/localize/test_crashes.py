@@ -13,7 +13,21 @@ from slurm_health.preflight.localize.localizer import (
     LocalizeSettings,
     Outcome,
 )
-from tests.preflight.localize.test_localizer import cluster, level, names, run
+from tests.preflight.localize.test_localizer import Answer, cluster, level, names, run
+
+
+def spoiled_by(
+    node: str, *, outcome: Outcome = Outcome.FAILED, until: int = 99, **how: object
+) -> Answer:
+    """Answer as well nodes do, but for the groups of one node in the first rounds."""
+    healthy = cluster()
+
+    def answer(index: int, group: tuple[str, ...]) -> GroupResult:
+        if node in group and index < until:
+            return structs.replace(GroupResult(nodes=group, outcome=outcome), **how)
+        return healthy(index, group)
+
+    return answer
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 16])
@@ -59,12 +73,7 @@ def test_two_nodes_that_fail_together_now_and_then_are_in_doubt(failing: set[int
 def test_what_a_node_said_of_its_failures_stands_in_the_verdict() -> None:
     died = "check process of device 0 died: killed by SIGKILL"
 
-    def answer(_round: int, group: tuple[str, ...]) -> GroupResult:
-        if "n2" not in group:
-            return GroupResult(nodes=group, outcome=Outcome.MEASURED, shared_ms={"allgather": 5.0})
-        return GroupResult(nodes=group, outcome=Outcome.FAILED, said={"n2": died})
-
-    verdict, _ = run(names(3), answer)
+    verdict, _ = run(names(3), spoiled_by("n2", said={"n2": died}))
 
     assert verdict.nodes["n2"].reason.endswith(f"(failed): {died}")
 
@@ -93,14 +102,10 @@ def test_an_undecided_pair_says_what_it_reported() -> None:
 
 
 def test_a_node_that_is_silent_twice_is_left_alone_and_its_partners_are_healthy() -> None:
-    healthy = cluster()
+    silent = spoiled_by("n2", outcome=Outcome.TIMED_OUT, silent=("n2",))
 
-    def answer(round_index: int, group: tuple[str, ...]) -> GroupResult:
-        if "n2" in group:
-            return GroupResult(nodes=group, outcome=Outcome.TIMED_OUT, silent=("n2",))
-        return healthy(round_index, group)
+    verdict, rounds = run(names(4), silent)
 
-    verdict, rounds = run(names(4), answer)
     assert level(verdict, "n2") is Level.INCONCLUSIVE
     assert verdict.nodes["n2"].reason == "did not answer in rounds 0 and 1"
     assert verdict.named(Level.HEALTHY) == ("n1", "n3", "n4")
@@ -109,28 +114,16 @@ def test_a_node_that_is_silent_twice_is_left_alone_and_its_partners_are_healthy(
 
 @pytest.mark.parametrize("count", [2, 4, 9])
 def test_a_node_whose_process_crashes_twice_is_faulty_and_its_partners_are_not(count: int) -> None:
-    healthy = cluster()
+    verdict, _ = run(names(count), spoiled_by("n2", crashed=("n2",)))
 
-    def answer(round_index: int, group: tuple[str, ...]) -> GroupResult:
-        if "n2" in group:
-            return GroupResult(nodes=group, outcome=Outcome.FAILED, crashed=("n2",))
-        return healthy(round_index, group)
-
-    verdict, _ = run(names(count), answer)
     assert verdict.named(Level.FAULTY) == ("n2",)
     assert verdict.nodes["n2"].component == "node"
     assert verdict.nodes["n2"].reason == "its check process crashed (rounds 0 and 1)"
 
 
 def test_a_process_that_crashes_once_and_then_works_is_mentioned() -> None:
-    healthy = cluster()
+    verdict, _ = run(names(4), spoiled_by("n2", until=1, crashed=("n2",)))
 
-    def answer(round_index: int, group: tuple[str, ...]) -> GroupResult:
-        if "n2" in group and round_index == 0:
-            return GroupResult(nodes=group, outcome=Outcome.FAILED, crashed=("n2",))
-        return healthy(round_index, group)
-
-    verdict, _ = run(names(4), answer)
     assert verdict.named(Level.HEALTHY) == tuple(names(4))
     assert "crashed (round 0), but worked afterwards" in verdict.nodes["n2"].reason
 

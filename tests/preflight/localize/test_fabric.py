@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from slurm_health.preflight.localize.localizer import (
@@ -13,7 +15,9 @@ from slurm_health.preflight.localize.localizer import (
     Outcome,
 )
 from slurm_health.preflight.localize.simulate import Faults, SimulatedCluster, Weather, play
+from slurm_health.records.probe_catalog import Metric
 from slurm_health.records.verdict import Verdict
+from tests.preflight.localize.test_localizer import run
 
 LEAVES = {f"leaf{k}": tuple(f"n{8 * k + j}" for j in range(8)) for k in range(8)}
 NODES = [node for members in LEAVES.values() for node in members]
@@ -50,12 +54,6 @@ def test_a_healthy_run_over_several_leaves_crosses_them_before_it_ends() -> None
     assert not accused(verdict)
 
 
-def test_a_slow_node_behind_a_slow_uplink_is_found_as_well() -> None:
-    verdict = judged(Faults(leaves={"leaf3": 1.3}, network={"n25": 2.0}))
-    assert [leaf.ends for leaf in verdict.leaves] == [("leaf3",)]
-    assert accused(verdict) == {"n25"}
-
-
 def test_a_slow_path_between_two_leaves_is_named_given_enough_rounds() -> None:
     faults = Faults(paths={frozenset({"leaf1", "leaf6"}): 1.5})
     verdict = judged(faults, min_rounds=6)
@@ -64,21 +62,21 @@ def test_a_slow_path_between_two_leaves_is_named_given_enough_rounds() -> None:
     assert not accused(verdict)
 
 
+def cut_off(cut: Callable[[set[str]], bool]) -> Callable[[int, tuple[str, ...]], GroupResult]:
+    """Answer in time, but for the groups that something is cut between."""
+
+    def answer(_index: int, group: tuple[str, ...]) -> GroupResult:
+        outcome = Outcome.TIMED_OUT if cut(set(group)) else Outcome.MEASURED
+        return GroupResult(nodes=group, outcome=outcome)
+
+    return answer
+
+
 def test_an_uplink_that_carries_nothing_is_faulty_and_its_nodes_are_not() -> None:
-    loc = Localizer(NODES, topology=LEAVES)
-    cut = set(LEAVES["leaf5"])
-    while (round_ := loc.next_round()) is not None:
-        loc.observe(
-            round_.index,
-            [
-                GroupResult(
-                    nodes=group,
-                    outcome=Outcome.TIMED_OUT if len(cut & set(group)) == 1 else Outcome.MEASURED,
-                )
-                for group in round_.groups
-            ],
-        )
-    verdict = loc.verdict()
+    below = set(LEAVES["leaf5"])
+
+    verdict, _ = run(NODES, cut_off(lambda group: len(below & group) == 1), topology=LEAVES)
+
     assert [leaf.ends for leaf in verdict.leaves] == [("leaf5",)]
     assert verdict.leaves[0].level is Level.FAULTY
     assert not accused(verdict)
@@ -86,46 +84,28 @@ def test_an_uplink_that_carries_nothing_is_faulty_and_its_nodes_are_not() -> Non
 
 def test_a_cable_between_two_good_nodes_is_a_path_and_nobody_is_blamed() -> None:
     nodes = [f"n{number}" for number in range(8)]
-    loc = Localizer(nodes)
-    first = loc.next_round()
+    first = Localizer(nodes).next_round()
     assert first is not None
     broken = set(first.groups[0])
-    while (round_ := loc.next_round()) is not None:
-        loc.observe(
-            round_.index,
-            [
-                GroupResult(
-                    nodes=group,
-                    outcome=Outcome.TIMED_OUT if set(group) == broken else Outcome.MEASURED,
-                )
-                for group in round_.groups
-            ],
-        )
-    verdict = loc.verdict()
+
+    verdict, _ = run(nodes, cut_off(lambda group: group == broken))
+
     assert [set(path.ends) for path in verdict.paths] == [broken]
     assert verdict.paths[0].level is Level.FAULTY
     assert not accused(verdict)
 
 
 def test_one_slow_card_of_two_is_named_by_its_rail() -> None:
-    nodes = [f"n{number}" for number in range(8)]
-    loc = Localizer(nodes)
-    while (round_ := loc.next_round()) is not None:
-        loc.observe(
-            round_.index,
-            [
-                GroupResult(
-                    nodes=group,
-                    outcome=Outcome.MEASURED,
-                    shared_ms={
-                        "allgather:mlx5_0": 6.0 + round_.index / 100,
-                        "allgather:mlx5_2": 12.0 if "n3" in group else 6.0 + round_.index / 100,
-                    },
-                )
-                for group in round_.groups
-            ],
-        )
-    found = loc.verdict().nodes["n3"]
-    assert found.level is Level.SLOW
-    assert found.component == "network mlx5_2"
-    assert accused(loc.verdict()) == {"n3"}
+    def answer(index: int, group: tuple[str, ...]) -> GroupResult:
+        well_ms = 6.0 + index / 100
+        rails: dict[Metric | str, float] = {
+            "allgather:mlx5_0": well_ms,
+            "allgather:mlx5_2": 12.0 if "n3" in group else well_ms,
+        }
+        return GroupResult(nodes=group, outcome=Outcome.MEASURED, shared_ms=rails)
+
+    verdict, _ = run([f"n{number}" for number in range(8)], answer)
+
+    assert verdict.nodes["n3"].level is Level.SLOW
+    assert verdict.nodes["n3"].component == "network mlx5_2"
+    assert accused(verdict) == {"n3"}

@@ -69,16 +69,6 @@ def test_an_uplink_too_faint_for_a_single_test_blames_none_of_the_nodes_below_it
     assert named <= set(nodes[48:64])
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_nodes_that_are_slow_with_each_other_too_are_convicted(seed: int) -> None:
-    slow = random.Random(seed).sample(NODES, 6)
-    verdict, rounds = judged(Faults(network=dict.fromkeys(slow, 1.3)), seed=seed)
-
-    assert accused(verdict) == set(slow)
-    assert not verdict.leaves
-    assert rounds <= 5
-
-
 class FastOnce:
     """A cluster in which two slow nodes are nearly as fast as healthy ones when first tested."""
 
@@ -142,10 +132,3 @@ def test_spikes_that_make_two_well_nodes_alike_keep_no_slow_node_from_its_verdic
         localizer.observe(round_.index, cluster.answer(round_))
 
     assert accused(localizer.verdict()) == slow
-
-
-def test_a_slow_node_beside_a_slow_uplink_that_nobody_knows_of_is_found_as_well() -> None:
-    verdict, _ = judged(Faults(leaves={"leaf3": 1.3}, network={"n5": 1.5}))
-
-    assert accused(verdict) == {"n5"}
-    assert [leaf.ends for leaf in verdict.leaves] == [("n[24-31]",)]

@@ -74,37 +74,26 @@ def test_what_another_process_takes_of_a_processor_is_left_out() -> None:
     assert elapsed_ms - taken_ms == pytest.approx(ran_s * 1e3, abs=0.2 * elapsed_ms)
 
 
-def test_workers_of_one_node_take_nothing_from_each_other() -> None:
-    windows = [TimedWindow(elapsed_s=1.0, unserved_s=0.5, ran_s=0.5)]
+@pytest.mark.parametrize(
+    ("unserved_s", "ran_s", "machine_s", "taken_s"),
+    [
+        pytest.param(0.5, 0.5, (1.0, 0.0, 1.0), 0.0, id="workers of one node take nothing"),
+        pytest.param(0.5, 0.5, (1.0, 0.0, 0.8), 0.2, id="others do"),
+        pytest.param(0.1, 0.9, (64.0, 0.0, 0.9), 0.1, id="no more than the thread waited for"),
+        pytest.param(0.9, 0.4, (9.0, 0.0, 0.4), 0.6, id="not what the busiest thread ran"),
+        pytest.param(
+            0.0, 0.8, (0.75, 0.25, 0.75), 0.2, id="a hypervisor, as a thread seems to run"
+        ),
+    ],
+)
+def test_what_others_took_of_a_window(
+    unserved_s: float, ran_s: float, machine_s: tuple[float, float, float], taken_s: float
+) -> None:
+    window = TimedWindow(elapsed_s=1.0, unserved_s=unserved_s, ran_s=ran_s)
+    busy_s, stolen_s, own_s = machine_s
 
-    assert taken_of_s(windows, IDLE, Machine(busy_s=1.0, stolen_s=0.0, own_s=1.0)) == [0.0]
-    assert taken_of_s(windows, IDLE, Machine(busy_s=1.0, stolen_s=0.0, own_s=0.8)) == [
-        pytest.approx(0.2)
-    ]
-
-
-def test_no_more_is_taken_than_a_thread_waited_for() -> None:
-    windows = [TimedWindow(elapsed_s=1.0, unserved_s=0.1, ran_s=0.9)]
-
-    assert taken_of_s(windows, IDLE, Machine(busy_s=64.0, stolen_s=0.0, own_s=0.9)) == [
-        pytest.approx(0.1)
-    ]
-
-
-def test_what_the_busiest_thread_ran_nobody_took() -> None:
-    windows = [TimedWindow(elapsed_s=1.0, unserved_s=0.9, ran_s=0.4)]
-
-    taken_s = taken_of_s(windows, IDLE, Machine(busy_s=9.0, stolen_s=0.0, own_s=0.4))
-
-    assert taken_s == [pytest.approx(0.6)]
-
-
-def test_a_hypervisor_takes_of_the_time_in_which_a_thread_seems_to_run() -> None:
-    windows = [TimedWindow(elapsed_s=1.0, unserved_s=0.0, ran_s=0.8)]
-
-    taken_s = taken_of_s(windows, IDLE, Machine(busy_s=0.75, stolen_s=0.25, own_s=0.75))
-
-    assert taken_s == [pytest.approx(0.2)]
+    machine = Machine(busy_s=busy_s, stolen_s=stolen_s, own_s=own_s)
+    assert taken_of_s([window], IDLE, machine) == [pytest.approx(taken_s)]
 
 
 def test_where_nobody_takes_anything_there_is_nothing_to_tell() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from difflib import unified_diff
@@ -374,9 +373,3 @@ def test_script_gets_its_own_environment_through_any_shell(bench: Bench, shell: 
     ours = bench.finish(bench.start([*shell.split(), str(path)], environ=environ))
     assert ours == alone
     assert b"BASH_FUNC_module%%" in ours[1]
-
-
-def test_template_is_a_valid_script_for_the_strictest_shell(bench: Bench) -> None:
-    path = submitted(bench, render(PLAIN))
-    subprocess.run(["sh", "-n", str(path)], check=True)
-    assert path.read_bytes().startswith(b"#!/bin/sh\n#SBATCH -N 2\n")

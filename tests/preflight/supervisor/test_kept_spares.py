@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_health.preflight.supervisor.kept_spares import packed, resized_environ, unpacked
+from slurm_health.preflight.supervisor.kept_spares import resized_environ
 
 FIVE_NODES = {
     "SLURM_JOB_NODELIST": "n[1-5]",
@@ -74,8 +74,3 @@ def test_counts_are_those_of_the_nodes_beside_which_slurm_writes_them() -> None:
         "SLURM_JOB_NODELIST": "rack1-node1,rack10-node1",
         "SLURM_JOB_CPUS_PER_NODE": "8,32",
     }
-
-
-@pytest.mark.parametrize("values", [[], [1], [2, 2, 2], [8, 2, 2, 8]])
-def test_counts_per_node_survive_packing(values: list[int]) -> None:
-    assert unpacked(packed(values)) == values

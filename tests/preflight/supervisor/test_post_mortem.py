@@ -37,19 +37,28 @@ def holding(limit_s: float, *argv: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize(("end", "code"), [("exit 3", 3), ("kill -9 $$", -9), ("kill $$", -15)])
-def test_a_failed_script_is_explained_and_ends_as_it_did(bench: Bench, end: str, code: int) -> None:
-    ended, _, said = bench.finish(bench.supervised(RAISES + end))
+@pytest.mark.parametrize(
+    ("script", "code", "why"),
+    [
+        (RAISES + "exit 3", 3, b"KeyError: 'lr'"),
+        (RAISES + "kill -9 $$", -9, b"KeyError: 'lr'"),
+        (RAISES + "kill $$", -15, b"KeyError: 'lr'"),
+        (
+            "#!/bin/bash\necho mine >&2; kill -SEGV $$",
+            -11,
+            b"crashed (SIGSEGV, a segmentation fault)",
+        ),
+        ("#!/bin/bash\nkill -9 0", -9, b"was killed by SIGKILL"),
+    ],
+)
+def test_a_failed_script_is_explained_and_ends_as_it_did(
+    bench: Bench, script: str, code: int, why: bytes
+) -> None:
+    ended, _, said = bench.finish(bench.supervised(script))
 
     assert ended == code
     assert b"slurm-health: post-mortem: why train.sh failed" in said
-    assert b"KeyError: 'lr'" in said.partition(b"post-mortem")[2]
-
-
-def test_a_script_that_ends_well_is_not_spoken_of(bench: Bench) -> None:
-    code, _, said = bench.finish(bench.supervised("#!/bin/bash\nexit 0\n"))
-
-    assert (code, said) == (0, b"")
+    assert why in said.partition(b"post-mortem")[2]
 
 
 def recorded(bench: Bench) -> Path:

@@ -13,27 +13,20 @@ from slurm_health.system import journal
 from tests.support.supervised import Bench, hung_filesystem
 
 
-def test_start_and_end_of_the_script_are_recorded(bench: Bench) -> None:
+@pytest.mark.parametrize(("end", "code", "number"), [("exit 4", 4, 0), ("kill -KILL $$", 137, 9)])
+def test_start_and_end_of_the_script_are_recorded(
+    bench: Bench, end: str, code: int, number: int
+) -> None:
     run = bench.directory / "run"
     run.mkdir()
     bench.answer("proceed", directory=str(run))
-    assert bench.finish(bench.supervised("#!/bin/sh\necho $$\nexit 4\n"))[0] == 4
+    bench.finish(bench.supervised(f"#!/bin/sh\necho $$\n{end}\n"))
     started, ended = (entry.record for entry in journal.read_all(run, journal.SUPERVISOR))
     assert isinstance(started, ScriptStarted)
     assert started.script == "train.sh"
     assert isinstance(ended, ScriptEnded)
-    assert (ended.exit_code, ended.signal) == (4, 0)
+    assert (ended.exit_code, ended.signal) == (code, number)
     assert ended.duration_s > 0
-
-
-def test_death_by_a_signal_is_recorded(bench: Bench) -> None:
-    run = bench.directory / "run"
-    run.mkdir()
-    bench.answer("proceed", directory=str(run))
-    bench.finish(bench.supervised("#!/bin/sh\nkill -KILL $$\n"))
-    ended = journal.read_all(run, journal.SUPERVISOR)[-1].record
-    assert isinstance(ended, ScriptEnded)
-    assert (ended.exit_code, ended.signal) == (137, 9)
 
 
 def test_journal_that_cannot_be_written_is_a_line_and_no_more(bench: Bench) -> None:

@@ -58,15 +58,6 @@ def test_a_script_that_fails_is_started_again_until_it_ends_well(bench: Bench) -
     assert (told[0]["batch_node"], told[0]["max_restarts"]) == ("n1", 3)
 
 
-def test_nothing_changes_for_a_job_that_asks_for_no_restart(bench: Bench) -> None:
-    bench.after_failure(AGAIN)
-    job = bench.supervised("#!/bin/sh\necho ${SLURM_HEALTH_RESTART_COUNT-unset}; exit 7\n")
-
-    code, out, _ = bench.finish(job)
-
-    assert (code, out, bench.told_after_failure()) == (7, b"unset\n", [])
-
-
 def test_restarts_that_are_used_up_leave_the_code_of_the_script(bench: Bench) -> None:
     bench.after_failure(AGAIN)
 
@@ -132,17 +123,16 @@ def test_a_job_that_is_moved_elsewhere_waits_for_its_end(bench: Bench) -> None:
     assert b"Slurm has not requeued the job within 0.2 s" in err
 
 
-def test_a_spare_is_held_with_all_cpus_that_the_job_has_there() -> None:
-    environ = {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_JOB_CPUS_PER_NODE": "8(x3),64"}
+@pytest.mark.parametrize(
+    ("nodes", "cpus", "expected"),
+    [
+        ("n[1-4]", "8(x3),64", {"n2": 8, "n4": 64, "n9": 1}),
+        ("r1-n[1-2],r2-n1,r10-n1", "8(x2),16,32", {"r1-n2": 8, "r2-n1": 16, "r10-n1": 32}),
+    ],
+)
+def test_a_spare_is_held_with_all_cpus_that_the_job_has_there(
+    nodes: str, cpus: str, expected: dict[str, int]
+) -> None:
+    environ = {"SLURM_JOB_NODELIST": nodes, "SLURM_JOB_CPUS_PER_NODE": cpus}
 
-    assert [cpus_of(node, environ) for node in ("n2", "n4", "n9")] == [8, 64, 1]
-
-
-def test_cpus_are_counted_along_the_nodes_as_slurm_lists_them() -> None:
-    environ = {
-        "SLURM_JOB_NODELIST": "rack1-node[1-2],rack2-node1,rack10-node1",
-        "SLURM_JOB_CPUS_PER_NODE": "8(x2),16,32",
-    }
-    nodes = ("rack1-node1", "rack1-node2", "rack2-node1", "rack10-node1")
-
-    assert [cpus_of(node, environ) for node in nodes] == [8, 8, 16, 32]
+    assert {node: cpus_of(node, environ) for node in expected} == expected
