@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slow uplinks and paths are named as such and cost no healthy node its place."""
+"""Slow uplinks and paths, known or not, are named as such and cost no healthy node its place."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Set
 
 import pytest
+from msgspec.structs import replace
 
 from slurm_health.preflight.localize.localizer import (
     GroupResult,
@@ -14,9 +16,16 @@ from slurm_health.preflight.localize.localizer import (
     LocalizeSettings,
     Outcome,
 )
-from slurm_health.preflight.localize.simulate import Faults, SimulatedCluster, Weather, play
+from slurm_health.preflight.localize.simulate import (
+    ALLGATHER_MS,
+    Faults,
+    SimulatedCluster,
+    Weather,
+    play,
+)
+from slurm_health.records.nodeset import expand
 from slurm_health.records.probe_catalog import Metric
-from slurm_health.records.verdict import Verdict
+from slurm_health.records.verdict import Round, Verdict
 from tests.preflight.localize.test_localizer import run
 
 LEAVES = {f"leaf{k}": tuple(f"n{8 * k + j}" for j in range(8)) for k in range(8)}
@@ -109,3 +118,113 @@ def test_one_slow_card_of_two_is_named_by_its_rail() -> None:
     assert verdict.nodes["n3"].level is Level.SLOW
     assert verdict.nodes["n3"].component == "network mlx5_2"
     assert accused(verdict) == {"n3"}
+
+
+LEAF = 8
+HOSTS = [f"n{number}" for number in range(64)]
+
+
+def unaware(
+    faults: Faults,
+    *,
+    nodes: list[str] = HOSTS,
+    leaf: int = LEAF,
+    seed: int = 0,
+    weather: Weather | None = None,
+) -> tuple[Verdict, int]:
+    """Return verdict and rounds where the nodes hang on leaves of which the run knows nothing."""
+    leaves = {f"leaf{k}": nodes[leaf * k : leaf * (k + 1)] for k in range(len(nodes) // leaf)}
+    cluster = SimulatedCluster(
+        nodes, faults=faults, weather=weather or Weather(), topology=leaves, seed=seed
+    )
+    verdict, rounds = play(Localizer(nodes, settings=LocalizeSettings(seed=seed)), cluster)
+    return verdict, len(rounds)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_slow_uplink_that_nobody_knows_of_is_named_by_its_nodes(seed: int) -> None:
+    verdict, rounds = unaware(Faults(leaves={"leaf3": 1.3}), seed=seed)
+
+    assert not accused(verdict)
+    assert [leaf.ends for leaf in verdict.leaves] == [("n[24-31]",)]
+    assert verdict.leaves[0].level is Level.SLOW
+    assert verdict.leaves[0].reason.startswith(
+        "allgather slow between n[24-31], which are well with one another, and other nodes in"
+    )
+    assert rounds <= 6
+
+
+@pytest.mark.parametrize("seed", [2, 4, 12])
+def test_an_uplink_too_faint_for_a_single_test_blames_none_of_the_nodes_below_it(seed: int) -> None:
+    nodes = [f"n{number}" for number in range(128)]
+    faint = Faults(leaves={"leaf3": 1.12})
+    verdict, _ = unaware(faint, nodes=nodes, leaf=16, seed=seed, weather=Weather(noise=0.03))
+
+    assert not accused(verdict)
+    named = {node for leaf in verdict.leaves for end in leaf.ends for node in expand(end)}
+    assert named <= set(nodes[48:64])
+
+
+class FastOnce:
+    """A cluster in which two slow nodes are nearly as fast as healthy ones when first tested."""
+
+    def __init__(self, cluster: SimulatedCluster, slow: Set[str]) -> None:
+        self._cluster, self._slow, self.struck = cluster, slow, False
+
+    def answer(self, round_: Round) -> list[GroupResult]:
+        return [self._once(result) for result in self._cluster.answer(round_)]
+
+    def _once(self, result: GroupResult) -> GroupResult:
+        if self.struck or not self._slow >= set(result.nodes):
+            return result
+        self.struck = True
+        return replace(result, shared_ms={"allgather": 1.04 * ALLGATHER_MS})
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_slow_nodes_are_convicted_although_two_were_fast_together_once_by_chance(seed: int) -> None:
+    slow = set(random.Random(seed).sample(HOSTS, 10))
+    faults = Faults(network=dict.fromkeys(slow, 1.25))
+    usual = SimulatedCluster(HOSTS, faults=faults, weather=Weather(noise=0.05), seed=seed)
+    cluster = FastOnce(usual, slow)
+    localizer = Localizer(HOSTS, settings=LocalizeSettings(seed=seed))
+    while (round_ := localizer.next_round()) is not None:
+        localizer.observe(round_.index, cluster.answer(round_))
+
+    assert cluster.struck
+    assert accused(localizer.verdict()) == slow
+    assert not localizer.verdict().leaves
+
+
+class HitTwice:
+    """A cluster in which spikes hit the tests of two well nodes in the first two rounds."""
+
+    def __init__(self, cluster: SimulatedCluster, hit: Set[str]) -> None:
+        self._cluster, self._hit = cluster, hit
+
+    def answer(self, round_: Round) -> list[GroupResult]:
+        results = self._cluster.answer(round_)
+        return [self._spiked(result) for result in results] if round_.index < 2 else results
+
+    def _spiked(self, result: GroupResult) -> GroupResult:
+        if self._hit.isdisjoint(result.nodes):
+            return result
+        times = {metric: 1.5 * ms for metric, ms in result.shared_ms.items()}
+        return replace(result, shared_ms=times)
+
+
+@pytest.mark.parametrize("seed", range(3, 6))
+def test_spikes_that_make_two_well_nodes_alike_keep_no_slow_node_from_its_verdict(
+    seed: int,
+) -> None:
+    hit = set(HOSTS[:2])
+    slow = set(random.Random(seed).sample(HOSTS[2:], 10))
+    faults = Faults(network=dict.fromkeys(slow, 1.1))
+    usual = SimulatedCluster(HOSTS, faults=faults, weather=Weather(noise=0.02), seed=seed)
+    cluster = HitTwice(usual, hit)
+    settings = LocalizeSettings(seed=seed, network_floor=0.05, compute_floor=0.05)
+    localizer = Localizer(HOSTS, settings=settings)
+    while (round_ := localizer.next_round()) is not None:
+        localizer.observe(round_.index, cluster.answer(round_))
+
+    assert accused(localizer.verdict()) == slow

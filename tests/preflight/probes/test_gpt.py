@@ -15,8 +15,9 @@ import torch
 
 from slurm_health.preflight.probes import gpt
 from slurm_health.preflight.probes.context import NotMeasured, ProbeContext
+from slurm_health.preflight.probes.gpt import Gpt
 from slurm_health.preflight.probes.own import Measure
-from slurm_health.preflight.probes.sizes import CPU
+from slurm_health.preflight.probes.sizes import CPU, TABLE, GptModel
 from slurm_health.preflight.probes.torch_device import TorchDevice
 
 DEADLINE_S = 300.0  # on a machine on which much else runs; alone it is seconds
@@ -218,3 +219,15 @@ def test_running_out_of_memory_is_not_measured_and_says_how_much_there_was(
     assert said in text
     assert "GB" in text
     assert "allocate memory" in text
+
+
+MODELS = [*(model for _, model in TABLE), CPU]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=[f"{m.layers}x{m.hidden}" for m in MODELS])
+def test_a_row_has_as_many_parameters_as_the_model_torch_builds(model: GptModel) -> None:
+    with torch.device("meta"):
+        built = Gpt(model)
+
+    assert sum(each.numel() for each in built.parameters()) == model.parameters
+    assert model.hidden % model.heads == 0
