@@ -120,15 +120,11 @@ def test_one_slow_card_of_two_is_named_by_its_rail() -> None:
     assert accused(verdict) == {"n3"}
 
 
-LEAF = 8
-HOSTS = [f"n{number}" for number in range(64)]
-
-
 def unaware(
     faults: Faults,
     *,
-    nodes: list[str] = HOSTS,
-    leaf: int = LEAF,
+    nodes: list[str] = NODES,
+    leaf: int = 8,
     seed: int = 0,
     weather: Weather | None = None,
 ) -> tuple[Verdict, int]:
@@ -183,11 +179,11 @@ class FastOnce:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_slow_nodes_are_convicted_although_two_were_fast_together_once_by_chance(seed: int) -> None:
-    slow = set(random.Random(seed).sample(HOSTS, 10))
+    slow = set(random.Random(seed).sample(NODES, 10))
     faults = Faults(network=dict.fromkeys(slow, 1.25))
-    usual = SimulatedCluster(HOSTS, faults=faults, weather=Weather(noise=0.05), seed=seed)
+    usual = SimulatedCluster(NODES, faults=faults, weather=Weather(noise=0.05), seed=seed)
     cluster = FastOnce(usual, slow)
-    localizer = Localizer(HOSTS, settings=LocalizeSettings(seed=seed))
+    localizer = Localizer(NODES, settings=LocalizeSettings(seed=seed))
     while (round_ := localizer.next_round()) is not None:
         localizer.observe(round_.index, cluster.answer(round_))
 
@@ -217,13 +213,13 @@ class HitTwice:
 def test_spikes_that_make_two_well_nodes_alike_keep_no_slow_node_from_its_verdict(
     seed: int,
 ) -> None:
-    hit = set(HOSTS[:2])
-    slow = set(random.Random(seed).sample(HOSTS[2:], 10))
+    hit = set(NODES[:2])
+    slow = set(random.Random(seed).sample(NODES[2:], 10))
     faults = Faults(network=dict.fromkeys(slow, 1.1))
-    usual = SimulatedCluster(HOSTS, faults=faults, weather=Weather(noise=0.02), seed=seed)
+    usual = SimulatedCluster(NODES, faults=faults, weather=Weather(noise=0.02), seed=seed)
     cluster = HitTwice(usual, hit)
     settings = LocalizeSettings(seed=seed, network_floor=0.05, compute_floor=0.05)
-    localizer = Localizer(HOSTS, settings=settings)
+    localizer = Localizer(NODES, settings=settings)
     while (round_ := localizer.next_round()) is not None:
         localizer.observe(round_.index, cluster.answer(round_))
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from slurm_health.preflight.localize.localizer import (
     GroupResult,
@@ -20,6 +21,7 @@ from slurm_health.preflight.localize.localizer import (
     Round,
 )
 from slurm_health.records.errors import LocalizeError
+from tests.preflight.localize.test_localizer import run
 
 FOUR = ["n1", "n2", "n3", "n4"]
 BAD_TIMES = [math.nan, math.inf, -math.inf, 0.0, -1.0]
@@ -127,36 +129,28 @@ def test_a_late_result_still_counts() -> None:
 
 @pytest.mark.parametrize("time", BAD_TIMES)
 def test_an_impossible_time_is_left_out_and_said_so(time: float) -> None:
-    loc = Localizer(FOUR)
-    while (round_ := loc.next_round()) is not None:
-        loc.observe(
-            round_.index,
-            [
-                GroupResult(
-                    nodes=group,
-                    outcome=Outcome.MEASURED,
-                    shared_ms={"allgather": time if "n2" in group else 50.0},
-                    node_ms={"matmul": {node: time if node == "n2" else 3.0 for node in group}},
-                )
-                for group in round_.groups
-            ],
-        )
-    assert not accused(loc)
-    assert any("cannot be a time" in line for line in loc.verdict().nodes["n2"].evidence)
+    def answer(_index: int, group: tuple[str, ...]) -> GroupResult:
+        own = {node: time if node == "n2" else 3.0 for node in group}
+        shared = {"allgather": time if "n2" in group else 50.0}
+        return replace(well(group), shared_ms=shared, node_ms={"matmul": own})
+
+    verdict, _ = run(FOUR, answer)
+
+    assert not {*verdict.named(Level.SLOW), *verdict.named(Level.FAULTY)}
+    assert any("cannot be a time" in line for line in verdict.nodes["n2"].evidence)
 
 
 def test_with_half_of_the_nodes_silent_the_others_are_still_judged() -> None:
     nodes = [f"n{number}" for number in range(20)]
     silent = set(nodes[::2])
-    loc = Localizer(nodes)
-    while (round_ := loc.next_round()) is not None:
-        results = []
-        for group in round_.groups:
-            mute = tuple(node for node in group if node in silent)
-            outcome = Outcome.TIMED_OUT if mute else Outcome.MEASURED
-            results.append(GroupResult(nodes=group, outcome=outcome, silent=mute))
-        loc.observe(round_.index, results)
-    verdict = loc.verdict()
+
+    def answer(_index: int, group: tuple[str, ...]) -> GroupResult:
+        mute = tuple(node for node in group if node in silent)
+        outcome = Outcome.TIMED_OUT if mute else Outcome.MEASURED
+        return GroupResult(nodes=group, outcome=outcome, silent=mute)
+
+    verdict, _ = run(nodes, answer)
+
     assert set(verdict.named(Level.INCONCLUSIVE)) == silent
     assert set(verdict.named(Level.HEALTHY)) == set(nodes) - silent
 

@@ -105,7 +105,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]
 
 
 @pytest.mark.heavy
-def test_a_pair_measures_arithmetic_communication_and_both_overlapped(
+def test_a_pair_measures_arithmetic_communication_and_both_overlapped_in_equally_many_steps(
     pair: list[list[dict[str, Any]]],
 ) -> None:
     for samples in pair:
@@ -117,12 +117,7 @@ def test_a_pair_measures_arithmetic_communication_and_both_overlapped(
             ("light_step", True),
         ]
         assert all(ms > 0 for each in samples for ms in each["iteration_ms"])
-
-
-@pytest.mark.heavy
-def test_the_members_of_a_pair_take_equally_many_steps(pair: list[list[dict[str, Any]]]) -> None:
     first, second = ([len(each["iteration_ms"]) for each in samples] for samples in pair)
-
     assert first == second
     assert min(first) >= 3
 

@@ -132,12 +132,6 @@ def test_sbatch_reads_the_same_options_once(script: bytes) -> None:
     assert foreign_options_sbatch_reads(render(script)) == foreign_options_sbatch_reads(script)
 
 
-def test_wrapped_job_is_named_first_so_that_all_else_wins() -> None:
-    script = batch_script.wrapped(b"#SBATCH --job-name=mine\nhostname")
-    lines = options_sbatch_reads(render(script, is_wrap=True))
-    assert lines == [b"#SBATCH --job-name=wrap", b"#SBATCH --job-name=mine"]
-
-
 @pytest.mark.parametrize(
     ("script", "problem"),
     [

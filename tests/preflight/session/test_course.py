@@ -152,13 +152,12 @@ def test_who_is_slow_alone_is_compared_with_all_others_once_more() -> None:
 
 
 def test_nobody_is_blamed_for_what_could_not_be_measured() -> None:
-    text = "another process holds the device"
+    said = {"n2": "another process holds the device"}
 
-    def answer(phase: str, group: tuple[str, ...]) -> GroupResult:
-        if "n2" in group:
-            said = {"n2": text}
-            return GroupResult(nodes=group, outcome=Outcome.NOT_RUN, silent=("n2",), said=said)
-        return measured(group)
+    def answer(_phase: str, group: tuple[str, ...]) -> GroupResult:
+        if "n2" not in group:
+            return measured(group)
+        return GroupResult(nodes=group, outcome=Outcome.NOT_RUN, silent=("n2",), said=said)
 
     under_test = course("standard")
     run(under_test, answer)
@@ -166,7 +165,7 @@ def test_nobody_is_blamed_for_what_could_not_be_measured() -> None:
 
     assert verdict.named(Level.HEALTHY) == ("n1", "n3", "n4")
     assert verdict.nodes["n2"].level is Level.INCONCLUSIVE
-    assert verdict.nodes["n2"].reason == f"could not be measured: {text}"
+    assert verdict.nodes["n2"].reason == f"could not be measured: {said['n2']}"
 
 
 def test_a_slow_node_trains_no_gpt() -> None:

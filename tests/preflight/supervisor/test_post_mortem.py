@@ -61,14 +61,6 @@ def test_a_failed_script_is_explained_and_ends_as_it_did(
     assert why in said.partition(b"post-mortem")[2]
 
 
-def recorded(bench: Bench) -> Path:
-    """Have the check answer with a directory of the journal."""
-    run = bench.directory / "journal" / "lab" / "12" / "0"
-    journal.create(run, [journal.SUPERVISOR])
-    bench.answer("proceed", directory=str(run))
-    return run
-
-
 @pytest.mark.parametrize("trap", [True, False], ids=["a trap", "no signal here"])
 @pytest.mark.parametrize(
     ("due_to", "cause"), [("", "ended-from-outside"), (" DUE TO JOB REQUEUE", "requeued")]
@@ -77,7 +69,7 @@ def test_a_script_that_ends_well_when_slurm_ends_its_job_is_told_to_have_been_en
     bench: Bench, trap: bool, due_to: str, cause: str
 ) -> None:
     """What ran ends first, and the script goes on; or it writes a checkpoint at the signal."""
-    run = recorded(bench)
+    run = bench.journal()
     said = f"*** JOB 12 ON n1 CANCELLED AT $(date +%Y-%m-%dT%H:%M:%S){due_to} ***"
     line = f'echo "slurmstepd-n1: error: {said}" >&2\n'
     waits = "trap 'exit 0' TERM\necho ready >>$LOG\nwhile :; do read -rt 1 <> <(:); done\n"
@@ -110,7 +102,7 @@ def test_an_output_that_no_longer_answers_holds_no_job_whose_script_ended_well(
 
 
 def test_a_script_that_ends_well_at_a_signal_of_its_users_is_not_spoken_of(bench: Bench) -> None:
-    run = recorded(bench)
+    run = bench.journal()
     text = (
         "#!/bin/bash\necho \"[rank1]: KeyError: 'lr'\" >&2\n"
         "trap 'exit 0' TERM\necho ready >>$LOG\nwhile :; do read -rt 1 <> <(:); done\n"

@@ -20,9 +20,7 @@ from tests.support.supervised import Bench, hung_filesystem
 def test_start_and_end_of_the_script_are_recorded(
     bench: Bench, end: str, code: int, number: int
 ) -> None:
-    run = bench.directory / "run"
-    run.mkdir()
-    bench.answer("proceed", directory=str(run))
+    run = bench.journal()
     bench.finish(bench.supervised(f"#!/bin/sh\necho $$\n{end}\n"))
     started, ended = (entry.record for entry in journal.read_all(run, journal.SUPERVISOR))
     assert isinstance(started, ScriptStarted)
@@ -59,10 +57,7 @@ def test_journal_that_hangs_holds_up_neither_signals_nor_the_end(bench: Bench) -
 
 
 def test_what_lies_in_the_place_of_the_journal_holds_up_nothing(bench: Bench) -> None:
-    run = bench.directory / "run"
-    run.mkdir()
-    os.mkfifo(journal.path_of(run, journal.SUPERVISOR))
-    bench.answer("proceed", directory=str(run))
+    os.mkfifo(journal.path_of(bench.journal(), journal.SUPERVISOR))
     code, out, err = bench.finish(bench.supervised("#!/bin/sh\necho ran\n"))
     assert (code, out) == (0, b"ran\n")
     assert b"supervisor.jsonl is not a plain file" in err
@@ -114,9 +109,8 @@ def test_of_the_torch_of_the_check_only_the_names_that_it_knows_are_set(tmp_path
 def test_a_script_runs_without_the_flight_recorder_where_a_file_of_the_journal_cannot_be_read(
     bench: Bench, quiet: tuple[str, ...]
 ) -> None:
-    run = bench.directory / "run"
-    (run / "n1.jsonl").mkdir(parents=True)  # to read it is an error, for root too
-    bench.answer("proceed", directory=str(run))
+    run = bench.journal()
+    (run / "n1.jsonl").mkdir()  # to read it is an error, for root too
 
     code, out, err = bench.finish(bench.supervised(SHOWS, options=(*ON, *quiet)))
 
