@@ -100,6 +100,14 @@ def test_a_job_that_cannot_leave_runs_and_says_so() -> None:
     assert "n4: the path to n2 fails, a job on both may hang" in outcome.reason
 
 
+def test_a_faulty_node_is_left_with_the_end_of_a_path_and_alone_is_drained() -> None:
+    found = verdict_of(path("n2", "n4"), n3=Level.FAULTY)
+    decision = decide(found, Policy(), job_facts())
+    assert set(decision.leave) == {"n3", "n4"}
+    assert not decision.may_stay
+    assert [drain.node for drain in decision.drain] == ["n3"]
+
+
 # --- two nodes that cannot exchange data ---------------------------------------------------------
 
 

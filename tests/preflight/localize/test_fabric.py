@@ -63,6 +63,12 @@ def test_a_healthy_run_over_several_leaves_crosses_them_before_it_ends() -> None
     assert not accused(verdict)
 
 
+def test_a_slow_node_behind_a_slow_uplink_is_found_as_well() -> None:
+    verdict = judged(Faults(leaves={"leaf3": 1.3}, network={"n25": 2.0}))
+    assert [leaf.ends for leaf in verdict.leaves] == [("leaf3",)]
+    assert accused(verdict) == {"n25"}
+
+
 def test_a_slow_path_between_two_leaves_is_named_given_enough_rounds() -> None:
     faults = Faults(paths={frozenset({"leaf1", "leaf6"}): 1.5})
     verdict = judged(faults, min_rounds=6)

@@ -89,6 +89,15 @@ def test_a_healthy_run_takes_as_many_rounds_as_were_asked_for(asked: int) -> Non
     assert len(rounds) == asked
 
 
+def test_two_equally_slow_nodes_that_meet_in_the_first_round_are_found() -> None:
+    planned = Localizer(names(4)).next_round()
+    assert planned is not None
+    bad = planned.groups[0]
+    verdict, rounds = run(names(4), cluster(network=dict.fromkeys(bad, 1.5)))
+    assert rounds[0] == planned
+    assert set(verdict.named(Level.SLOW)) == set(bad)
+
+
 def test_of_four_nodes_a_verdict_after_one_round_says_what_two_pairs_cannot_show() -> None:
     planned = Localizer(names(4)).next_round()
     assert planned is not None

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from slurm_health.preflight.localize import conviction
-from slurm_health.preflight.localize.evidence import Bearing, Sources, Trial
+from slurm_health.preflight.localize.evidence import Bearing, Fabric, RoundLedger, Sources, Trial
+from slurm_health.preflight.localize.findings import judge
 from slurm_health.preflight.localize.localizer import (
     GroupResult,
     Level,
@@ -20,6 +21,7 @@ from slurm_health.preflight.localize.localizer import (
 from slurm_health.preflight.localize.metrics import MetricEvidence, population_of
 from slurm_health.preflight.localize.settings import DeviceKind, LocalizeSettings, settings_from
 from slurm_health.preflight.localize.slowness import Observations, Slowness
+from slurm_health.preflight.localize.stopping import next_request
 from slurm_health.records.probe_catalog import Metric
 from slurm_health.records.verdict import Verdict
 
@@ -197,3 +199,19 @@ def test_a_spike_in_a_nodes_tests_makes_it_no_further_out_than_it_is(
     found, _ = conviction.slow(trials, [metric], sources, {}, frozenset(), LocalizeSettings())
 
     assert list(found) == convicted
+
+
+@pytest.mark.parametrize(("prior", "suspects"), [(0.04, set()), (0.06, {2}), (0.3, {2})])
+def test_a_history_that_speaks_against_a_node_makes_it_a_suspect_before_the_first_round(
+    prior: float, suspects: set[int]
+) -> None:
+    settings = LocalizeSettings()
+    ledger = RoundLedger([f"n{number}" for number in range(_NODES)])
+    known = {2: prior}
+    findings = judge([], Fabric.of(ledger.names, None), known, settings)
+
+    request = next_request(ledger, findings, known, settings)
+
+    assert request is not None
+    assert request.undecided == suspects
+    assert request.trusted.isdisjoint(suspects)

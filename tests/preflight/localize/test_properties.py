@@ -197,6 +197,14 @@ def test_in_healthy_runs_with_rough_noise_nobody_is_accused() -> None:
             assert not accused(verdict), (seed, count, noise)
 
 
+def test_nodes_that_fail_nine_times_of_ten_are_found_among_hiccups() -> None:
+    flaky = random.Random(5).sample([f"n{number}" for number in range(256)], 13)
+    faults = Faults(failing=dict.fromkeys(flaky, 0.9))
+    verdict, _ = judged(256, faults, Weather(hiccups=0.002), 0)
+    assert accused(verdict) <= set(flaky)
+    assert len(accused(verdict)) >= 12
+
+
 def test_a_slowdown_below_the_floor_is_not_reported() -> None:
     for seed in range(8):
         verdict, _ = judged(16, Faults(network={"n3": 1.04}), Weather(), seed)

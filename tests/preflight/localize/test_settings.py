@@ -52,6 +52,10 @@ def test_the_floors_are_those_of_the_device_unless_they_are_chosen(kind: DeviceK
     assert usual.noise == chosen.noise == known.noise
 
 
+def test_what_nobody_chose_for_accelerators_is_the_default() -> None:
+    assert settings_from({}, kind=DeviceKind.ACCELERATOR) == LocalizeSettings()
+
+
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
