@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A meeting place or a partner that does not answer: waited for, and no fault of this node."""
+"""Partners that do not answer are no fault of this node; who meets whom, and over what way."""
 
 from __future__ import annotations
 
