@@ -31,50 +31,37 @@ def write_site(environ: dict[str, str], text: str) -> None:
     Path(environ[SITE_FILE_VARIABLE]).write_text(text)
 
 
-def test_without_any_choice_journals_are_kept_in_the_users_home(environ: dict[str, str]) -> None:
-    assert journal_root(None, environ) == Path("/home/ml/.slurm-health/journal")
+@pytest.mark.parametrize(
+    ("site", "variable", "option", "directory"),
+    [
+        ("", "", None, Path("/home/ml/.slurm-health/journal")),
+        ('journal = "/site"', "", None, Path("/site")),
+        ('journal = "~/checks"', "", None, Path("/home/ml/checks")),
+        ('journal = "/site"', "/variable", None, Path("/variable")),
+        ('journal = "/site"', "/variable", "/option", Path("/option")),
+        ("", "", "here", Path.cwd() / "here"),
+    ],
+)
+def test_the_option_wins_over_the_variable_over_the_site_over_the_users_home(
+    environ: dict[str, str], site: str, variable: str, option: str | None, directory: Path
+) -> None:
+    write_site(environ, site)
+    environ[JOURNAL_VARIABLE] = variable
 
-
-def test_the_option_wins_over_the_variable_over_the_site(environ: dict[str, str]) -> None:
-    write_site(environ, 'journal = "/site"')
-    assert journal_root(None, environ) == Path("/site")
-    environ[JOURNAL_VARIABLE] = "/variable"
-    assert journal_root(None, environ) == Path("/variable")
-    assert journal_root("/option", environ) == Path("/option")
+    assert journal_root(option, environ) == directory
 
 
 @pytest.mark.parametrize("text", ["standings = 3", 'standings = ""', 'standings = "here.json"'])
 def test_a_sites_standings_are_a_file_with_its_whole_path(
     text: str, environ: dict[str, str]
 ) -> None:
-    write_site(environ, text)
-
-    with pytest.raises(ConfigError, match="expected a file, with its whole path"):
-        standings(environ)
-
-
-def test_a_site_may_name_no_standings(environ: dict[str, str]) -> None:
     assert standings(environ) is None
     write_site(environ, 'standings = "/shared/standings.json"')
     assert standings(environ) == Path("/shared/standings.json")
 
-
-def test_an_empty_variable_is_no_choice(environ: dict[str, str]) -> None:
-    environ[JOURNAL_VARIABLE] = ""
-
-    assert journal_root(None, environ) == Path("/home/ml/.slurm-health/journal")
-
-
-def test_a_relative_directory_is_relative_to_where_the_command_runs(
-    environ: dict[str, str],
-) -> None:
-    assert journal_root("here", environ) == Path.cwd() / "here"
-
-
-def test_a_sites_tilde_stands_for_each_users_home(environ: dict[str, str]) -> None:
-    write_site(environ, 'journal = "~/checks"')
-
-    assert journal_root(None, environ) == Path("/home/ml/checks")
+    write_site(environ, text)
+    with pytest.raises(ConfigError, match="expected a file, with its whole path"):
+        standings(environ)
 
 
 def test_where_home_is_not_set_the_passwd_entry_says_it(environ: dict[str, str]) -> None:
@@ -127,13 +114,6 @@ def test_a_site_file_that_is_not_text_is_an_error(environ: dict[str, str]) -> No
         journal_root(None, environ)
 
 
-def test_expectations_are_the_tables_where_a_site_says_nothing(environ: dict[str, str]) -> None:
-    found = expectation_of("NVIDIA H200", expectations(environ))
-
-    assert found is not None
-    assert found.bf16_tflop_per_s == 989
-
-
 def test_a_sites_expectations_stand_beside_its_journal(environ: dict[str, str]) -> None:
     write_site(
         environ,
@@ -145,15 +125,6 @@ def test_a_sites_expectations_stand_beside_its_journal(environ: dict[str, str]) 
     assert found is not None
     assert found.healthy_fraction == 0.6
     assert journal_root(None, environ) == Path("/site")
-
-
-def test_a_sites_impossible_expectation_is_named_with_its_file(environ: dict[str, str]) -> None:
-    write_site(environ, '[expectations."NVIDIA H200"]\nhealthy_fraction = 60\n')
-
-    with pytest.raises(ConfigError, match="healthy_fraction: Expected `float` <= 1") as caught:
-        expectations(environ)
-
-    assert str(caught.value).startswith(environ[SITE_FILE_VARIABLE])
 
 
 def test_a_sites_choices_about_localisation_stand_beside_its_journal(

@@ -81,6 +81,13 @@ class Bench:
         line = json.dumps({"disposition": disposition, **rest})
         self.master(f"cat <<'END'\n{line}\nEND\n")
 
+    def journal(self) -> Path:
+        """Have the check answer with a directory of the journal; return that."""
+        run = self.directory / "journal" / "lab" / "12" / "0"
+        run.mkdir(parents=True)
+        self.answer("proceed", directory=str(run))
+        return run
+
     def master(self, body: str) -> None:
         """Have the master be this shell script."""
         write_executable(self.directory / "master", f"#!/bin/bash\n{body}")

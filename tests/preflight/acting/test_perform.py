@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done about a verdict, on a cluster that refuses what Slurm refuses."""
+"""What is done about a verdict, drains too, on a cluster that refuses what Slurm refuses."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from slurm_health.node.rules import drain_note
+from slurm_health.node.rules.settings import Breaker
+from slurm_health.node.shared import read_ledger
 from slurm_health.preflight.acting import requeue_helper
 from slurm_health.preflight.acting.perform import Acting, RecordAppender, act
 from slurm_health.preflight.decide.policy import Policy
@@ -132,16 +135,10 @@ def test_a_job_that_started_smaller_than_wanted_names_its_nodes_for_the_scripts_
     assert (finished.disposition, finished.nodes) == ("proceed", nodes)
 
 
-def test_a_slow_node_is_left_for_an_idle_one(scene: Scene) -> None:
-    finished = scene.act(n3=Level.SLOW)
-
-    assert finished.disposition == "requeue"
-    assert len(scene.slurm.calls("sinfo")) == 1
-
-
 @pytest.mark.parametrize(
     ("nodes", "said"),
     [
+        ({}, ""),  # it is left for an idle one
         ({"n4": {"state": "IDLE+DRAIN"}}, "for 1 other node: none is free"),
         ({"n4": {"state": "IDLE+PLANNED"}}, "for 1 other node: none is free"),  # a job is to get it
         ({"n4": {"state": "IDLE+RESERVED"}}, "for 1 other node: none is free"),
@@ -158,10 +155,11 @@ def test_a_slow_node_is_not_left_if_no_node_like_it_is_free(
 
     finished = scene.act(n3=Level.SLOW)
 
-    assert finished.disposition == "proceed"
+    assert finished.disposition == ("proceed" if said else "requeue")
     assert said in finished.reason
-    assert "continuing with n3 anyway" in finished.reason
-    assert scene.slurm.calls("scontrol", "requeuehold") == []
+    assert ("continuing with n3 anyway" in finished.reason) is bool(said)
+    assert (scene.slurm.calls("scontrol", "requeuehold") == []) is bool(said)
+    assert len(scene.slurm.calls("sinfo")) == 1
 
 
 @pytest.mark.parametrize("refused", ["config", "--Node"])
@@ -186,29 +184,18 @@ def test_several_slow_nodes_are_left_together_or_not_at_all(scene: Scene) -> Non
 
 
 @pytest.mark.parametrize(
-    ("limit", "minutes"), [("infinite", 15), ("10:00", 10), ("1:00:00", 15), ("7-00:00:00", 15)]
+    ("limit", "minutes", "least", "nodes"),
+    [("infinite", 15, 0, 1), ("10:00", 10, 1, 1), ("1:00:00", 15, 2, 2), ("7-00:00:00", 15, 0, 1)],
 )
-def test_a_helper_asks_for_no_more_time_than_its_partition_gives(
-    scene: Scene, limit: str, minutes: int
+def test_a_helper_asks_for_the_time_and_the_nodes_that_its_partition_gives(
+    scene: Scene, limit: str, minutes: int, least: int, nodes: int
 ) -> None:
-    scene.slurm.set(time_limit=limit)
+    scene.slurm.set(time_limit=limit, least_nodes=least)
 
     scene.act(n3=Level.FAULTY)
 
     (asked,) = scene.slurm.calls("sbatch")
-    assert f"--time={minutes}" in asked
-
-
-@pytest.mark.parametrize(("least", "nodes"), [(0, 1), (1, 1), (2, 2)])
-def test_a_helper_has_as_many_nodes_as_its_partition_wants(
-    scene: Scene, least: int, nodes: int
-) -> None:
-    scene.slurm.set(least_nodes=least)
-
-    scene.act(n3=Level.FAULTY)
-
-    (asked,) = scene.slurm.calls("sbatch")
-    assert {f"--nodes={nodes}", f"--ntasks={nodes}"} <= set(asked)
+    assert {f"--time={minutes}", f"--nodes={nodes}", f"--ntasks={nodes}"} <= set(asked)
 
 
 @pytest.mark.parametrize("refused", ["no_submissions", "requeuehold"])
@@ -303,3 +290,71 @@ def test_what_was_decided_is_in_the_journal_before_it_is_done(tmp_path: Path) ->
     assert not [call for call in scene.slurm.calls() if call[1] in {"update", "requeuehold"}]
     assert scene.slurm.calls("sbatch") == []
     assert journal.read_all(scene.run.directory, journal.MASTER) == []
+
+
+def test_a_drain_that_slurm_accepts_and_loses_is_recorded_as_failed(scene: Scene) -> None:
+    scene.slurm.set(admin=True, drain_is_lost=["n3"])
+
+    finished = scene.act(uid=0, n3=Level.FAULTY)
+
+    assert finished.disposition == "requeue"
+    done = next(r for r in scene.records if isinstance(r, ActionDone))
+    assert (done.succeeded, done.nodes) == (False, ["n3"])
+    assert "the node is still in the pool" in done.detail
+    assert read_ledger(Breaker(directory=str(scene.shared))).entries == ()
+
+
+@pytest.mark.parametrize(("state", "note"), [("IDLE", "watch the fan"), ("IDLE+DRAIN", "ADMIN")])
+def test_anothers_note_stays_whether_the_node_is_in_the_pool_or_not(
+    scene: Scene, state: str, note: str
+) -> None:
+    scene.slurm.set(admin=True)
+    scene.slurm.change_node("n3", state=state, reason=note)
+
+    assert scene.act(uid=0, n3=Level.FAULTY).disposition == "requeue"
+
+    assert scene.slurm.node("n3") == {"state": state, "reason": note}
+    assert ("done", "drain", False) in scene.told()
+
+
+def test_a_jobs_drain_has_a_hooks_note_and_counts_where_hooks_count(scene: Scene) -> None:
+    scene.slurm.set(admin=True)
+
+    scene.act(uid=0, n3=Level.FAULTY)
+
+    note = drain_note.parse(scene.slurm.node("n3")["reason"])
+    assert note is not None
+    assert (note.checks, note.job, note.text) == (("network",), JOB, "network: no allgather")
+    (entry,) = read_ledger(Breaker(directory=str(scene.shared))).entries
+    assert (entry.node, entry.job, entry.uid, entry.hook) == ("n3", JOB, 0, "check")
+
+
+def test_a_job_costs_no_more_nodes_than_the_cap_for_every_job(scene: Scene) -> None:
+    scene.slurm.set(admin=True)
+    breaker = f"directory='{scene.shared}'\nshare=1.0"
+    write_site(scene.site_file.parent, f"[breaker]\n{breaker}\n")
+
+    policy = Policy(max_bad_share=1.0)
+    scene.act(uid=0, policy=policy, n2=Level.FAULTY, n3=Level.FAULTY, n4=Level.FAULTY)
+
+    drained = [name for name in ("n2", "n3", "n4") if "DRAIN" in scene.slurm.node(name)["state"]]
+    assert len(drained) == 2
+    assert ("done", "drain", False) in scene.told()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[hooks]\ndrain=false\n", "hooks.drain is false"),
+        ("", "breaker.directory is not set"),
+        ("nonsense", "the site's rules for drains cannot be read"),
+    ],
+)
+def test_where_hooks_may_not_drain_a_job_may_not_either(scene: Scene, text: str, said: str) -> None:
+    scene.slurm.set(admin=True)
+    write_site(scene.site_file.parent, text)
+
+    assert scene.act(uid=0, n3=Level.FAULTY).disposition == "requeue"
+
+    assert scene.slurm.node("n3")["state"] == "IDLE"
+    assert any(isinstance(r, ActionDone) and said in r.detail for r in scene.records)

@@ -280,26 +280,22 @@ def test_a_helper_that_cannot_be_cancelled_is_a_warning_and_no_error(
     assert "could not cancel helper job 99: " in caplog.text
 
 
-def test_a_job_that_was_requeued_again_is_left_to_the_helper_of_that_attempt(
-    scene: Scene,
+@pytest.mark.parametrize(("restarts", "said"), [(2, "requeued again"), (None, "forgotten")])
+def test_a_job_that_slurm_has_forgotten_or_requeued_again_is_left_alone(
+    scene: Scene, restarts: int | None, said: str
 ) -> None:
     scene.client.requeue_held(JOB)
-    scene.slurm.change_job(JOB, Restarts=2)
-
-    assert not scene.release("n2")
-
-    assert scene.slurm.calls("scontrol", "update") == []
-    assert scene.slurm.calls("scontrol", "release") == []
-    assert "requeued again" in scene.recorded()[1]
-
-
-def test_a_job_that_slurm_has_forgotten_is_not_waited_for(scene: Scene) -> None:
-    scene.slurm.forget_job(JOB)
+    if restarts is None:
+        scene.slurm.forget_job(JOB)
+    else:
+        scene.slurm.change_job(JOB, Restarts=restarts)
 
     assert not scene.release("n2")
 
     assert scene.slept == []
-    assert "forgotten" in scene.recorded()[1]
+    assert scene.slurm.calls("scontrol", "update") == []
+    assert scene.slurm.calls("scontrol", "release") == []
+    assert said in scene.recorded()[1]
 
 
 def test_a_job_that_is_cancelled_while_it_is_being_released_is_left_alone(scene: Scene) -> None:

@@ -1,20 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One agent, from its first word to its last: rounds, workers that fail in them, its end."""
+"""One agent, from its first word to its last: workers that get ready, rounds, its end."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from slurm_health.preflight.agent.agent import Agent
+from slurm_health.preflight.agent.order_poller import JournalNotVisible
 from slurm_health.preflight.agent.worker_process import UNKILLABLE_S
+from slurm_health.preflight.agent.workers import OPEN_S
+from slurm_health.preflight.orders import Ringers, ring_all
 from slurm_health.records.records import (
     AgentEnded,
     AgentsLaunched,
     AgentStarted,
+    DevicesUnopened,
+    MasterWaits,
     NodeReported,
     ProbeUsed,
     Sampled,
@@ -27,23 +35,20 @@ from slurm_health.records.verdict import Outcome
 from slurm_health.system import journal
 from tests.support.agent_stage import Stage, end_of
 from tests.support.frozen import FREEZER, frozen
+from tests.support.journals import Clock
 from tests.support.supervised import descendants, eventually, write_executable
 
 
-def test_it_says_who_it_is_and_what_its_workers_have(running: Stage) -> None:
+def test_a_round_is_measured_and_reported_once(running: Stage) -> None:
     started, ready = running.records()
-
     assert isinstance(started, AgentStarted)
     assert (started.node, started.launch, started.address) == ("n1", 0, "127.0.0.1")
     assert isinstance(ready, WorkersReady)
     assert (ready.store_port, ready.backend, ready.devices) == (4711, "gloo", ["cpu"])
 
-
-def test_a_round_is_measured_and_reported_once(running: Stage) -> None:
     running.round()
 
     report = running.hears(NodeReported)
-
     assert (report.round, report.outcome, report.crashed) == (0, Outcome.MEASURED, False)
     sample = running.hears(Sampled)
     assert (sample.probe, sample.group, sample.iteration_ms) == ("matmul", ["n1"], [[3.0] * 3])
@@ -66,18 +71,14 @@ def test_a_wait_for_a_partner_in_vain_ends_with_the_masters_word(
     assert "WorkersStarting" not in running.kinds()
 
 
-def test_a_round_without_a_meeting_place_is_not_for_this_node(running: Stage) -> None:
-    running.round(0, group=["n1", "n2"], port=0)
-    running.round(1)
-
-    assert running.hears(NodeReported).round == 1
-
-
-def test_a_round_of_others_is_not_for_this_node(running: Stage) -> None:
+def test_a_round_of_others_or_without_a_meeting_place_is_not_for_this_node(
+    running: Stage,
+) -> None:
     running.round(0, group=["n2", "n3"])
-    running.round(1)
+    running.round(1, group=["n1", "n2"], port=0)
+    running.round(2)
 
-    assert running.hears(NodeReported).round == 1
+    assert running.hears(NodeReported).round == 2
 
 
 def test_a_worker_that_dies_in_a_round_is_a_crash_and_is_replaced(running: Stage) -> None:
@@ -95,35 +96,30 @@ def test_a_worker_that_dies_in_a_round_is_a_crash_and_is_replaced(running: Stage
     assert running.hears(NodeReported, 2).outcome is Outcome.MEASURED
 
 
-def test_a_worker_that_dies_while_it_works_with_a_partner_is_no_crash_of_this_node(
-    running: Stage,
+FAILED, NOT_RUN = Outcome.FAILED, Outcome.NOT_RUN
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome", "flags", "detail"),
+    [
+        ("dies-with-partner", FAILED, (False, False, False), "process died: killed by SIGABRT"),
+        ("raises", FAILED, (True, False, False), "RuntimeError: out of memory"),
+        ("computes-wrongly", FAILED, (True, True, False), ""),
+        ("cannot", NOT_RUN, (False, False, True), "matmul: another process holds the device"),
+    ],
+)
+def test_what_fails_in_a_round_is_this_nodes_fault_only_where_no_other_can_be_its_cause(
+    running: Stage, how: str, outcome: Outcome, flags: tuple[bool, bool, bool], detail: str
 ) -> None:
-    running.behave("dies-with-partner")
-    running.round(group=["n1", "n2"])
+    running.behave(how)
+    running.round(group=["n1", "n2"] if how == "dies-with-partner" else ["n1"])
 
     report = running.hears(NodeReported)
 
-    assert (report.outcome, report.crashed) == (Outcome.FAILED, False)
-    assert report.detail == "check process died: killed by SIGABRT"
-
-
-def test_a_probe_that_raises_is_a_crash_of_this_node(running: Stage) -> None:
-    running.behave("raises")
-    running.round()
-
-    report = running.hears(NodeReported)
-
-    assert (report.outcome, report.crashed) == (Outcome.FAILED, True)
-    assert report.detail == "RuntimeError: out of memory"
-
-
-def test_a_device_that_computes_wrongly_is_told_from_every_other_fault(running: Stage) -> None:
-    running.behave("computes-wrongly")
-    running.round()
-
-    report = running.hears(NodeReported)
-
-    assert (report.outcome, report.crashed, report.wrong_results) == (Outcome.FAILED, True, True)
+    assert report.outcome is outcome
+    assert (report.crashed, report.wrong_results, report.unmeasured) == flags
+    assert report.detail.endswith(detail)
+    assert how != "cannot" or "WorkersStarting" not in running.kinds()
 
 
 def test_workers_that_wait_for_one_that_raised_are_replaced_with_it_once(stage: Stage) -> None:
@@ -139,17 +135,6 @@ def test_workers_that_wait_for_one_that_raised_are_replaced_with_it_once(stage: 
 
     assert stage.hears(NodeReported, 2).outcome is Outcome.MEASURED
     assert stage.kinds().count("WorkersStarting") == 1
-
-
-def test_a_probe_that_cannot_measure_is_no_crash(running: Stage) -> None:
-    running.behave("cannot")
-    running.round()
-
-    report = running.hears(NodeReported)
-
-    assert (report.outcome, report.crashed, report.unmeasured) == (Outcome.NOT_RUN, False, True)
-    assert report.detail == "matmul: another process holds the device"
-    assert "WorkersStarting" not in running.kinds()
 
 
 def test_a_program_that_this_node_was_not_started_with_is_not_run(stage: Stage) -> None:
@@ -328,3 +313,139 @@ def test_a_node_that_cannot_write_its_file_says_so_for_the_launcher(stage: Stage
     assert code == 4
     assert said.startswith("slurm-health agent: n1: journal ")
     assert len(said.splitlines()) == 1
+
+
+def test_workers_that_are_stopped_as_often_as_they_start_have_failed(stage: Stage) -> None:
+    script = "#!/bin/sh\nkill -STOP $$\n"
+    stage.begin()
+    stage.start(python=write_executable(stage.behaviour / "python", script))
+
+    failed = stage.hears(WorkersFailed)
+
+    assert failed.reason == "its check process stands still: stopped by a signal for 1 s"
+    assert not failed.device_failed
+    assert stage.kinds().count("WorkersStarting") == 1
+
+
+BUSY = "device 0 (used by process 4711, python of alice): out of memory"
+ECC = "device 3: CUDA error: uncorrectable ECC error encountered"
+UNSEEN = "Slurm gave the job 4 GPUs here, none of them can be seen"
+
+
+@pytest.mark.parametrize(
+    ("how", "environ", "failed", "starting"),
+    [
+        ("well", {"SLURM_GPUS_ON_NODE": "4"}, {"reason": UNSEEN}, 0),
+        ("refusing", {}, {"reason": BUSY, "torch": "2.4.0"}, 1),
+        ("no-torch", {}, {"reason": "its python has no torch", "no_torch": True}, 0),
+        ("broken-device", {}, {"reason": ECC, "torch": "2.4.0", "device_failed": True}, 1),
+    ],
+)
+def test_why_the_workers_of_a_node_do_not_get_ready_is_told_and_the_agent_stays(
+    stage: Stage, how: str, environ: dict[str, Any], failed: dict[str, Any], starting: int
+) -> None:
+    stage.begin()
+    agent = stage.start(how, **environ)
+
+    assert stage.hears(WorkersFailed) == WorkersFailed(node="n1", launch=0, **failed)
+    assert stage.kinds().count("WorkersStarting") == starting
+    stage.says(VerdictReached(nodes=[]))
+    assert end_of(agent) == (0, "")
+
+
+def test_devices_that_do_not_open_are_named_once(stage: Stage) -> None:
+    stage.begin()
+    stage.behave("driver-hangs")
+    environ = {
+        **os.environ,
+        "FAKE_WORKER_DIR": str(stage.behaviour),
+        "SLURMD_NODENAME": "n1",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+    }
+    clock = Clock(0.0)
+    said_s: list[float] = []
+
+    def passing() -> float:
+        clock.now_s += 1.0
+        if "DevicesUnopened" in stage.kinds():
+            said_s.append(clock.now_s)
+        if said_s and clock.now_s > said_s[0] + 2 * OPEN_S:
+            stage.says(VerdictReached(nodes=[]))
+        return clock.now_s
+
+    Agent(stage.settings(silence_s=1e9), environ, monotonic=passing).run()
+
+    unopened = stage.hears(DevicesUnopened)
+    assert (unopened.devices, unopened.torch) == ([0, 1], "2.4.0")
+    assert OPEN_S <= unopened.waited_s < OPEN_S + 10
+    assert stage.kinds().count("DevicesUnopened") == 1
+
+
+def test_it_leaves_a_master_that_is_silent_and_none_that_says_it_waits(stage: Stage) -> None:
+    stage.begin()
+    clock = Clock(0.0)
+
+    def passing() -> float:
+        clock.now_s += 5.0
+        if clock.now_s % 50 == 0 and clock.now_s <= 4000:
+            stage.says(MasterWaits(reason="a node that takes an hour"))
+        return clock.now_s
+
+    Agent(stage.settings("/nonexistent"), dict(os.environ), monotonic=passing).run()
+
+    assert stage.hears(AgentEnded).reason == "the master has been silent for 60 s"
+    assert 4060 < clock.now_s < 4200  # it looks at the clock a few times each time round
+
+
+def test_what_held_up_the_agent_itself_is_no_silence_of_the_master(stage: Stage) -> None:
+    stage.begin()
+    clock = Clock(0.0)
+
+    def passing() -> float:
+        clock.now_s += 1000.0 if clock.now_s == 30.0 else 5.0  # its filesystem hung
+        return clock.now_s
+
+    Agent(stage.settings("/nonexistent"), dict(os.environ), monotonic=passing).run()
+
+    assert 1090 < clock.now_s < 1150
+
+
+def test_an_agent_that_hears_the_bell_looks_at_once_and_rings_when_it_has_written(
+    stage: Stage,
+) -> None:
+    stage.begin()
+    agent = stage.start("well", poll_s=50.0, bell=subprocess.PIPE)  # longer than `hears` waits
+    assert agent.stdin is not None
+    assert agent.stdout is not None
+    stage.hears(WorkersReady)
+
+    for index in range(2):
+        stage.round(index)
+        ring_all(agent.stdin.fileno())
+        stage.hears(NodeReported, index + 1)
+    stage.says(VerdictReached(nodes=[]))
+    ring_all(agent.stdin.fileno())
+    agent.wait(timeout=20)
+
+    with agent.stdin, agent.stdout:
+        rings = Ringers().rung(agent.stdout.read())
+    assert set(rings) == {"n1"}
+    assert len(rings) >= 4  # it is there, its workers are ready, and a report of each round
+
+
+@pytest.mark.parametrize("run_id", ["of another run", None])
+def test_a_journal_that_does_not_show_this_run_is_given_up_in_time(
+    stage: Stage, run_id: str | None
+) -> None:
+    if run_id is not None:
+        stage.begin(run_id)
+    clock = Clock(0.0)
+
+    def hurry() -> float:
+        clock.now_s += 5.0
+        return clock.now_s
+
+    with pytest.raises(JournalNotVisible, match=r"orders\.txt"):
+        Agent(stage.settings(), dict(os.environ), monotonic=hurry).run()
+
+    assert stage.records() == []

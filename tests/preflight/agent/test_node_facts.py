@@ -139,26 +139,18 @@ def test_a_node_has_the_cpus_of_the_job_but_not_more_than_it_may_use(
 
 
 @pytest.mark.parametrize(
-    ("told", "leaf"),
+    ("address", "pattern", "leaf"),
     [
-        ({}, ""),
-        ({"SLURM_TOPOLOGY_ADDR": "n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "node"}, ""),
-        (
-            {
-                "SLURM_TOPOLOGY_ADDR": "spine.leaf1.n1",
-                "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node",
-            },
-            "leaf1",
-        ),
-        (
-            {"SLURM_TOPOLOGY_ADDR": "n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"},
-            "",
-        ),
-        ({"SLURM_TOPOLOGY_ADDR": "b1.n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "block.node"}, ""),
+        ("n1", "node", ""),
+        ("spine.leaf1.n1", "switch.switch.node", "leaf1"),
+        ("n1", "switch.switch.node", ""),
+        ("b1.n1", "block.node", ""),
     ],
 )
-def test_the_leaf_switch_is_what_slurmd_tells_a_task(told: dict[str, str], leaf: str) -> None:
-    assert leaf_switch(told) == leaf
+def test_the_leaf_switch_is_what_slurmd_tells_a_task(address: str, pattern: str, leaf: str) -> None:
+    environ = {"SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}
+    assert leaf_switch(environ) == leaf
+    assert leaf_switch({}) == ""
 
 
 def test_a_driver_keeps_its_state_where_its_persistence_daemon_runs(tmp_path: Path) -> None:

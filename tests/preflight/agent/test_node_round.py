@@ -76,24 +76,17 @@ def test_the_batch_of_a_node_is_the_one_that_fits_its_device_with_least_room() -
     assert recorded.figures == {"micro_batch": 5}
 
 
-def test_a_quantity_is_recorded_once_all_workers_have_measured_it() -> None:
+def test_a_quantity_is_recorded_once_all_workers_have_measured_it_or_with_empty_places() -> None:
     current = round_of()
 
     assert current.take(1, sample(2.0)) is None
     sampled = current.take(0, sample(1.00004, 1.5))
-
     assert isinstance(sampled, Sampled)
     assert sampled.iteration_ms == [[1.0, 1.5], [2.0]]
     assert current.partial_samples() == []
 
-
-def test_what_one_worker_alone_measures_is_recorded_with_the_others_places_empty() -> None:
-    current = round_of()
     current.take(1, sample(2.0, probe="values"))
-
-    (sampled,) = current.partial_samples()
-
-    assert sampled.iteration_ms == [[], [2.0]]
+    assert [each.iteration_ms for each in current.partial_samples()] == [[[], [2.0]]]
 
 
 def test_a_failure_is_known_before_the_others_are_done_who_stay_if_they_heed_an_abort() -> None:
@@ -106,34 +99,30 @@ def test_a_failure_is_known_before_the_others_are_done_who_stay_if_they_heed_an_
     assert settled == RoundEnding(outcome=Outcome.FAILED, detail="peer left")
 
 
+ALONE = ": NCCL does not initialise on device 1, even by itself"
+TWO = ": NCCL does not connect devices 1 and 2, though it initialises on each by itself"
+FAR = (
+    ": NCCL does not connect all 2 devices with those of the other node,"
+    " though it initialises on each by itself; which one is at fault is not known"
+)
+
+
 @pytest.mark.parametrize(
     ("node", "connecting", "apart", "said"),
     [
         ("n3", [[], []], 0, ""),
-        ("n3", [[1], []], 1, ": NCCL does not initialise on device 1, even by itself"),
-        ("n3", [[0, 1], [1]], 1, ": NCCL does not initialise on device 1, even by itself"),
-        (
-            "n3",
-            [[0, 1], [0, 1]],
-            0,
-            ": NCCL does not connect all 2 devices",
-        ),
-        (
-            "n2",
-            [[0, 1, 2, 3], [0, 1, 2, 3]],
-            1,
-            (
-                ": NCCL does not connect all 2 devices with those of the other node,"
-                " though it initialises on each by itself; which one is at fault is not known"
-            ),
-        ),
+        ("n3", [[1], []], 1, ALONE),
+        ("n3", [[0, 1], [1]], 1, ALONE),
+        ("n3", [[0, 1], [0, 1]], 0, ": NCCL does not connect all 2 devices"),
+        ("n3", [[], [1, 2], [1, 2], []], 0, TWO),
+        ("n2", [[0, 1, 2, 3], [0, 1, 2, 3]], 1, FAR),
     ],
 )
 def test_what_hangs_while_nccl_connects_is_named_as_closely_as_it_is_known(
     node: str, connecting: list[list[int]], apart: int, said: str
 ) -> None:
     record = structs.replace(STARTED, options={"apart": 1} if apart else {})
-    current = replace(round_of(node), record=record)
+    current = replace(round_of(node, workers=len(connecting)), record=record)
     current.aborted = GroupAborted(round=3, group=current.group, reason="late", timed_out=True)
 
     for rank, circle in enumerate(connecting):
@@ -142,20 +131,6 @@ def test_what_hangs_while_nccl_connects_is_named_as_closely_as_it_is_known(
 
     hung = bool(said)
     assert ending == RoundEnding(outcome=Outcome.TIMED_OUT, detail=f"late{said}", connecting=hung)
-
-
-def test_two_devices_that_do_not_connect_are_named_and_the_others_are_not() -> None:
-    current = round_of("n3", workers=4)
-    current.aborted = GroupAborted(round=3, group=["n3"], reason="late", timed_out=True)
-
-    for rank, circle in enumerate([[], [1, 2], [1, 2], []]):
-        each = Done(round=3, outcome="timed_out", detail="told to stop", connecting=circle)
-        ending = current.done(rank, each)
-
-    assert ending is not None
-    assert ending.detail == (
-        "late: NCCL does not connect devices 1 and 2, though it initialises on each by itself"
-    )
 
 
 @pytest.mark.parametrize("spent", ["first", "last"])

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
+"""A worker as a process: its words, its end, and whether it stands still."""
+
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,9 +16,14 @@ from typing import TypeVar
 import pytest
 
 from slurm_health.preflight.agent.worker_process import (
+    HELD_S,
+    LOOK_S,
     STDERR_LINES,
+    STOPPED_S,
+    Gone,
     Line,
     Ready,
+    StandstillWatch,
     State,
     Worker,
     end_together,
@@ -111,48 +120,38 @@ def test_an_interpreter_that_is_not_there_is_an_end_with_its_reason(bench: Bench
     worker.kill()
 
 
-def test_the_last_line_of_standard_error_is_the_reason_of_an_end(bench: Bench) -> None:
-    worker = bench.script("echo Traceback >&2; echo 'ImportError: no torch' >&2; exit 1")
+ECC = "CUDA error: uncorrectable ECC error encountered"
+FRAMES = "; ".join(f"echo 'frame #{number}: main + 0x21' >&2" for number in range(30))
+MANY = STDERR_LINES * 50
 
-    assert end_of(worker) == "exit code 1: ImportError: no torch"
 
-
-def test_the_words_of_a_device_count_more_than_the_frames_and_hints_that_follow_them(
-    bench: Bench,
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("kill -SEGV $$", "killed by SIGSEGV"),
+        (
+            "echo a >&2; echo 'ImportError: no torch' >&2; exit 1",
+            "exit code 1: ImportError: no torch",
+        ),
+        # The words of a device count more than the hints and frames that follow them.
+        (f"echo '  what():  {ECC}' >&2; echo a hint >&2; {FRAMES}; exit 3", f"exit code 3: {ECC}"),
+        (f"seq {MANY} >&2", f"exit code 0: {MANY}"),  # not all is kept in memory
+    ],
+    ids=["signal", "last line", "device", "many lines"],
+)
+def test_the_end_of_a_worker_has_the_reason_that_it_told(
+    bench: Bench, script: str, reason: str
 ) -> None:
-    frames = "; ".join(f"echo 'frame #{number}: main + 0x21' >&2" for number in range(30))
-    ecc = "CUDA error: uncorrectable ECC error encountered"
-    worker = bench.script(f"echo '  what():  {ecc}' >&2; echo a hint >&2; {frames}; exit 3")
-
-    assert end_of(worker) == f"exit code 3: {ecc}"
+    assert end_of(bench.script(script)) == reason
 
 
-def test_a_signal_that_ended_a_worker_is_named(bench: Bench) -> None:
-    assert end_of(bench.script("kill -SEGV $$")) == "killed by SIGSEGV"
-
-
-def test_what_a_library_prints_is_no_line(bench: Bench) -> None:
-    line = '{"event": "state", "state": "opened"}'
+def test_a_line_may_come_in_two_pieces_and_what_a_library_prints_is_none(bench: Bench) -> None:
+    first, second = '{"event": "state", ', '"state": "opened"}'
     rubbish = ("NCCL INFO {", "", '{"event": "done"}', "[" * 5000)
-    words = "; ".join(f"echo '{text}'" for text in (*rubbish, line))
-    worker = bench.script(f"{words}; exec sleep 99")
+    words = "; ".join(f"echo '{text}'" for text in rubbish)
+    worker = bench.script(f"{words}; printf '{first}'; sleep 0.1; echo '{second}'; exec sleep 99")
 
     assert hears(worker, Line) == State(state="opened")
-
-
-def test_a_line_that_comes_in_two_pieces_is_one(bench: Bench) -> None:
-    first, second = '{"event": "state", ', '"state": "opened"}'
-    worker = bench.script(f"printf '{first}'; sleep 0.1; echo '{second}'; exec sleep 100")
-
-    assert hears(worker, State) == State(state="opened")
-
-
-def test_a_worker_that_writes_without_end_is_not_kept_in_memory(bench: Bench) -> None:
-    worker = bench.script(
-        f"i=0; while [ $i -lt {STDERR_LINES * 50} ]; do echo $i >&2; i=$((i+1)); done"
-    )
-
-    assert end_of(worker) == f"exit code 0: {STDERR_LINES * 50 - 1}"
 
 
 def test_a_command_to_a_worker_that_has_ended_is_no_error(bench: Bench) -> None:
@@ -175,14 +174,6 @@ def test_a_stopped_or_deaf_worker_is_killed_with_its_children(bench: Bench) -> N
 
     eventually(lambda: not bench.processes(), "their end")
     assert end_of(worker) == "killed"
-
-
-def test_a_worker_that_is_told_to_leave_may_do_its_last_work(bench: Bench) -> None:
-    worker = bench.script("cat; cd $FAKE_WORKER_DIR; mkdir left")
-
-    end_together([worker], leave_s=60.0)
-
-    assert (bench.directory / "left").is_dir()
 
 
 @pytest.mark.skipif(not FREEZER.is_dir(), reason="needs root and the freezer of cgroup v1")
@@ -228,3 +219,83 @@ def _is_killed(pid: int) -> bool:
     status = Path(f"/proc/{pid}/status").read_text().splitlines()
     pending = next(line.split()[1] for line in status if line.startswith("ShdPnd"))
     return bool(int(pending, 16) >> (signal.SIGKILL - 1) & 1)
+
+
+@pytest.fixture
+def process() -> Iterator[int]:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    eventually(lambda: state(child.pid) == "S", "a process that sleeps")
+    yield child.pid
+    child.kill()
+    child.wait(20)
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def watched(pid: int, for_s: float, every_s: float = LOOK_S) -> Gone | None:
+    """Return what is found of a process that is looked at so long, and so often."""
+    watch = StandstillWatch(pid)
+    for look in range(round(for_s / every_s) + 1):
+        watch.look(1000.0 + look * every_s)
+    return watch.found()
+
+
+def test_a_process_that_was_stopped_by_a_signal_stands_still(process: int) -> None:
+    os.kill(process, signal.SIGSTOP)
+    eventually(lambda: state(process) == "T", "a stopped process")
+
+    assert watched(process, STOPPED_S - LOOK_S) is None
+    found = watched(process, STOPPED_S)
+
+    assert found == Gone("stopped by a signal for 1 s", still=True, stopped=True)
+
+
+def test_a_process_that_goes_on_again_has_not_stood_still(process: int) -> None:
+    watch = StandstillWatch(process)
+    for look in range(40):
+        os.kill(process, signal.SIGSTOP)
+        eventually(lambda: state(process) == "T", "a stopped process")
+        watch.look(1000.0 + look * LOOK_S)
+        os.kill(process, signal.SIGCONT)
+        eventually(lambda: state(process) == "S", "a process that goes on")
+
+    assert watch.found() is None
+
+
+def test_a_process_that_waits_or_works_is_never_said_to_stand_still(process: int) -> None:
+    assert watched(process, 3600.0) is None
+    assert watched(os.getpid(), 3600.0) is None
+
+
+@pytest.mark.skipif(not FREEZER.is_dir(), reason="needs root and the freezer of cgroup v1")
+def test_a_process_that_the_kernel_holds_stands_still_and_was_not_stopped(process: int) -> None:
+    with frozen(process):
+        eventually(lambda: state(process) == "D", "a process that is held")
+
+        assert watched(process, HELD_S - LOOK_S) is None
+        found = watched(process, HELD_S)
+        os.kill(process, signal.SIGKILL)  # and ends when it is thawed
+
+    assert found is not None
+    assert not found.stopped
+    assert found.how.startswith("held in the kernel")
+
+
+def test_time_in_which_nobody_looked_does_not_count(process: int) -> None:
+    os.kill(process, signal.SIGSTOP)
+    eventually(lambda: state(process) == "T", "a stopped process")
+    watch = StandstillWatch(process)
+
+    watch.look(1000.0)
+    watch.look(1600.0)
+
+    assert watch.found() is None
+
+
+def test_a_process_that_is_gone_does_not_stand_still() -> None:
+    child = subprocess.Popen(["true"])
+    child.wait(20)
+
+    assert watched(child.pid, 60.0) is None

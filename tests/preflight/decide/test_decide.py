@@ -295,15 +295,6 @@ def test_a_job_that_may_not_give_nodes_back_leaves_a_faulty_one_by_a_requeue() -
     assert "could not give nodes back: the DB index is being set; no --requeue" in stopped.reason
 
 
-def test_of_equally_healthy_nodes_those_where_it_hung_are_given_back() -> None:
-    policy = Policy(nodes_wanted=2, nodes_needed=2, last_choice=("n2",))
-    well = verdict_of(n1=Level.HEALTHY, n2=Level.HEALTHY, n3=Level.HEALTHY)
-
-    decision = decide(well, policy, job_facts())
-
-    assert (decision.outcome.nodes, decision.drop[0]) == (["n1", "n3"], ("n2",))
-
-
 @pytest.mark.parametrize("where", ["paths", "leaves"])
 def test_a_bad_link_is_a_finding_although_every_node_is_well(where: str) -> None:
     link = [LinkVerdict(ends=("n1", "n2"), level=Level.SLOW, slowdown=1.82)]

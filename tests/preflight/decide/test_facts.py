@@ -1,14 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
+"""What is known of a job, what its notes say, and whether it is checked again."""
+
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_health.preflight.decide import unchecked
+from slurm_health.preflight.decide.check_again import check_again
 from slurm_health.preflight.decide.facts import (
     leaving_note,
     own_comment,
     with_own_comment,
 )
+from slurm_health.records.errors import (
+    AllocationError,
+    ConfigError,
+    JournalBusy,
+    JournalError,
+    LocalizeError,
+    SlurmCommandMissing,
+    SlurmHealthError,
+)
+from slurm_health.records.records import Unchecked
 from slurm_health.system.slurm.parsing import parse_pairs
 
 
@@ -44,3 +61,65 @@ def test_a_note_says_why_and_the_very_commands_to_type() -> None:
 @given(st.text(min_size=400))
 def test_a_long_reason_is_cut(reason: str) -> None:
     assert len(leaving_note("12", ["n3"], [], reason)) < 500
+
+
+def test_a_check_of_minutes_is_not_made_again_and_that_is_said() -> None:
+    found = check_again("thorough", 312.4, quick="network-check")
+
+    assert found.check == "network-check"
+    assert found.less == "thorough took 312 s before, and a restart waits 120 s at most"
+
+
+def test_a_check_without_a_verdict_is_not_tried_again() -> None:
+    found = check_again("standard", None)
+
+    assert (found.check, found.less) == ("quick", "standard came to no verdict before")
+
+
+@pytest.mark.parametrize(("took_s", "check"), [(120.0, "thorough"), (121.0, "quick")])
+def test_a_restart_waits_two_minutes_for_a_check_and_no_longer(took_s: float, check: str) -> None:
+    assert check_again("thorough", took_s).check == check
+
+
+FOUND = Unchecked(reason="--python: torch: not found", remedy="correct that")
+ODD = Unchecked(reason='a="b" | own comment: c\nd', remedy="do")
+
+
+@pytest.mark.parametrize("found", [FOUND, ODD])
+@pytest.mark.parametrize("own", ["", "mine: a=1 | 2", "the word UNCHECKED"])
+def test_what_a_comment_says_is_found_again_and_the_jobs_own_is_kept(
+    found: Unchecked, own: str
+) -> None:
+    note = unchecked.note(found)
+    comment = with_own_comment(note, own)
+    assert own_comment(comment) == own
+    said = unchecked.said_in(comment)
+    assert f"slurm-health: {said}" == note
+    assert "UNCHECKED: " in said
+    assert not {"=", '"', "\n"} & set(said)
+
+
+def test_other_comments_say_nothing_of_it() -> None:
+    leaving = leaving_note("12", ["n3"], [], "no allgather")
+    for comment in ("", "mine", "it ran UNCHECKED", leaving, f"{leaving} | own comment: UNCHECKED"):
+        assert unchecked.said_in(comment) == ""
+
+
+@pytest.mark.parametrize(
+    ("err", "remedy"),
+    [
+        (ConfigError("--python", "x", "no such executable"), "submit the job again"),
+        (JournalError(Path("/j"), "its filesystem did not answer"), "--journal DIR"),
+        (JournalError(Path("/j"), "full; choose another with --journal DIR"), "correct that"),
+        (JournalBusy(Path("/j")), "correct that"),
+        (SlurmCommandMissing("srun"), "srun hostname"),
+        (AllocationError("SLURM_JOB_NODELIST", "empty"), "env | grep SLURM"),
+        (LocalizeError("x"), "report it"),
+    ],
+)
+def test_every_error_has_something_that_can_be_done_about_it(
+    err: SlurmHealthError, remedy: str
+) -> None:
+    found = unchecked.unchecked_by(err)
+    assert found.reason == str(err)
+    assert remedy in found.remedy

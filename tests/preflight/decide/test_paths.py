@@ -42,10 +42,6 @@ def left(*paths: LinkVerdict, without: Sequence[str] = ()) -> list[str]:
 # --- which end ---------------------------------------------------------------------------------
 
 
-def test_the_batch_node_stays_even_where_most_bad_paths_meet() -> None:
-    assert left(path("n1", "n2"), path("n1", "n3"), path("n1", "n4")) == ["n2", "n3", "n4"]
-
-
 def test_a_node_that_is_slower_goes_first() -> None:
     verdict = verdict_of(path("n2", "n3"))
     slower = [replace_slowdown(node, 1.1 if node.node == "n2" else 1.0) for node in verdict.nodes]

@@ -12,13 +12,10 @@ from msgspec.structs import replace
 from slurm_health.preflight.localize.localizer import Level, Localizer, LocalizeSettings
 from slurm_health.preflight.localize.simulate import ALLGATHER_MS, Faults, SimulatedCluster, Weather
 from slurm_health.records.verdict import Verdict
+from tests.preflight.localize.test_localizer import names
 
 WEATHER = Weather(noise=0.01, spread=0.0, spikes=0.0)
 KNOWN = LocalizeSettings(expected_ms={"allgather": ALLGATHER_MS})
-
-
-def names(count: int) -> list[str]:
-    return [f"n{number}" for number in range(1, count + 1)]
 
 
 def judged(

@@ -31,17 +31,6 @@ def accused(faults: Faults, *, seed: int) -> set[str]:
     return {*verdict.named(Level.SLOW), *verdict.named(Level.FAULTY)}
 
 
-@pytest.mark.parametrize(
-    ("what", "seed"), [("compute", 3), ("compute", 4), ("network", 8), ("network", 11)]
-)
-def test_six_nodes_a_tenth_slower_are_found_among_64(what: str, seed: int) -> None:
-    slow = random.Random(seed).sample(NODES, 6)
-    times = dict.fromkeys(slow, 1.1)
-    faults = Faults(network=times) if what == "network" else Faults(compute=times)
-
-    assert accused(faults, seed=seed) == set(slow)
-
-
 @pytest.mark.parametrize("seed", [1008, 1017, 1056])
 def test_six_pairs_of_which_none_lies_far_out_are_odd_together(seed: int) -> None:
     slow = random.Random(f"faults {seed}").sample(NODES, 6)
@@ -49,7 +38,7 @@ def test_six_pairs_of_which_none_lies_far_out_are_odd_together(seed: int) -> Non
     assert accused(Faults(network=dict.fromkeys(slow, 1.1)), seed=seed) == set(slow)
 
 
-@given(tests=st.integers(1, 40), found=st.integers(0, 40), share=st.floats(0.001, 0.999))
+@given(tests=st.integers(1, 40), found=st.integers(0, 40), share=st.floats(0.0, 1.0))
 def test_the_chance_of_so_many_is_that_of_the_binomial_distribution(
     tests: int, found: int, share: float
 ) -> None:
@@ -60,12 +49,6 @@ def test_the_chance_of_so_many_is_that_of_the_binomial_distribution(
     )
 
     assert chance_of_so_many(found, tests, share) == pytest.approx(min(1.0, sum(terms)), abs=1e-9)
-
-
-@pytest.mark.parametrize(("share", "chance"), [(0.0, 0.0), (1.0, 1.0)])
-def test_what_never_or_always_happens_has_its_chance_too(share: float, chance: float) -> None:
-    assert chance_of_so_many(3, 8192, share) == chance
-    assert chance_of_so_many(0, 8192, share) == 1.0
 
 
 @pytest.mark.parametrize(("count", "is_accused"), [(64, True), (4096, False)])

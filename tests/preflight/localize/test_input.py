@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from slurm_health.preflight.localize.localizer import (
     GroupResult,
@@ -18,6 +21,7 @@ from slurm_health.preflight.localize.localizer import (
     Round,
 )
 from slurm_health.records.errors import LocalizeError
+from tests.preflight.localize.test_localizer import run
 
 FOUR = ["n1", "n2", "n3", "n4"]
 BAD_TIMES = [math.nan, math.inf, -math.inf, 0.0, -1.0]
@@ -38,41 +42,43 @@ def accused(loc: Localizer) -> set[str]:
     return {*verdict.named(Level.SLOW), *verdict.named(Level.FAULTY)}
 
 
-def test_a_round_that_was_never_planned_is_refused() -> None:
+def failed(group: tuple[str, ...], **who: Any) -> GroupResult:
+    return GroupResult(nodes=group, outcome=Outcome.FAILED, **who)
+
+
+@pytest.mark.parametrize(
+    ("index", "report", "said"),
+    [
+        (1, lambda _one, _other: [], "never planned"),
+        (-1, lambda _one, _other: [], "never planned"),
+        (0, lambda one, other: [well((one[0], other[0]))], "never planned the group"),
+        (0, lambda one, _: [failed(one, crashed=("x9",))], "unknown nodes: x9"),
+        (0, lambda one, other: [failed(one, silent=(other[0],))], "not a member"),
+    ],
+)
+def test_a_report_of_what_was_not_planned_is_refused(
+    index: int, report: Callable[..., list[GroupResult]], said: str
+) -> None:
+    loc = Localizer(FOUR)
     with pytest.raises(LocalizeError, match="round 0 was never planned"):
-        Localizer(FOUR).observe(0, [])
+        loc.observe(0, [])
+    groups = planned(loc).groups
+    with pytest.raises(LocalizeError, match=said):
+        loc.observe(index, report(*groups))
 
 
-@pytest.mark.parametrize("index", [1, -1])
-def test_a_round_of_another_number_is_refused(index: int) -> None:
-    loc = Localizer(FOUR)
-    planned(loc)
-    with pytest.raises(LocalizeError, match="never planned"):
-        loc.observe(index, [])
-
-
-def test_a_group_that_was_not_planned_is_refused() -> None:
-    loc = Localizer(FOUR)
-    round_ = planned(loc)
-    (one, _), (other, _) = round_.groups
-    with pytest.raises(LocalizeError, match="never planned the group"):
-        loc.observe(0, [well((one, other))])
-
-
-def test_an_unknown_node_is_named() -> None:
-    loc = Localizer(FOUR)
-    round_ = planned(loc)
-    strange = GroupResult(nodes=round_.groups[0], outcome=Outcome.FAILED, crashed=("x9",))
-    with pytest.raises(LocalizeError, match="unknown nodes: x9"):
-        loc.observe(0, [strange])
-
-
-def test_a_report_about_a_node_of_another_group_is_refused() -> None:
-    loc = Localizer(FOUR)
-    first, second = planned(loc).groups
-    strange = GroupResult(nodes=first, outcome=Outcome.FAILED, silent=(second[0],))
-    with pytest.raises(LocalizeError, match="not a member"):
-        loc.observe(0, [strange])
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        *[({"prior": {"n1": prior}}, "prior of n1") for prior in (-0.1, 1.1, math.nan)],
+        ({"topology": {"a": ("n1", "n2"), "b": ("n2",)}}, "two leaf switches"),
+        ({"nodes": []}, "no node"),
+        ({"nodes": ["n1", "n2", "n1"]}, "named twice: n1"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(LocalizeError, match=said):
+        Localizer(**{"nodes": FOUR, **wrong})
 
 
 def test_a_refused_report_changes_nothing() -> None:
@@ -123,49 +129,30 @@ def test_a_late_result_still_counts() -> None:
 
 @pytest.mark.parametrize("time", BAD_TIMES)
 def test_an_impossible_time_is_left_out_and_said_so(time: float) -> None:
-    loc = Localizer(FOUR)
-    while (round_ := loc.next_round()) is not None:
-        loc.observe(
-            round_.index,
-            [
-                GroupResult(
-                    nodes=group,
-                    outcome=Outcome.MEASURED,
-                    shared_ms={"allgather": time if "n2" in group else 50.0},
-                    node_ms={"matmul": {node: time if node == "n2" else 3.0 for node in group}},
-                )
-                for group in round_.groups
-            ],
-        )
-    assert not accused(loc)
-    assert any("cannot be a time" in line for line in loc.verdict().nodes["n2"].evidence)
+    def answer(_index: int, group: tuple[str, ...]) -> GroupResult:
+        own = {node: time if node == "n2" else 3.0 for node in group}
+        shared = {"allgather": time if "n2" in group else 50.0}
+        return replace(well(group), shared_ms=shared, node_ms={"matmul": own})
+
+    verdict, _ = run(FOUR, answer)
+
+    assert not {*verdict.named(Level.SLOW), *verdict.named(Level.FAULTY)}
+    assert any("cannot be a time" in line for line in verdict.nodes["n2"].evidence)
 
 
 def test_with_half_of_the_nodes_silent_the_others_are_still_judged() -> None:
     nodes = [f"n{number}" for number in range(20)]
     silent = set(nodes[::2])
-    loc = Localizer(nodes)
-    while (round_ := loc.next_round()) is not None:
-        results = []
-        for group in round_.groups:
-            mute = tuple(node for node in group if node in silent)
-            outcome = Outcome.TIMED_OUT if mute else Outcome.MEASURED
-            results.append(GroupResult(nodes=group, outcome=outcome, silent=mute))
-        loc.observe(round_.index, results)
-    verdict = loc.verdict()
+
+    def answer(_index: int, group: tuple[str, ...]) -> GroupResult:
+        mute = tuple(node for node in group if node in silent)
+        outcome = Outcome.TIMED_OUT if mute else Outcome.MEASURED
+        return GroupResult(nodes=group, outcome=outcome, silent=mute)
+
+    verdict, _ = run(nodes, answer)
+
     assert set(verdict.named(Level.INCONCLUSIVE)) == silent
     assert set(verdict.named(Level.HEALTHY)) == set(nodes) - silent
-
-
-@pytest.mark.parametrize("prior", [-0.1, 1.1, math.nan])
-def test_a_prior_that_is_no_probability_is_refused(prior: float) -> None:
-    with pytest.raises(LocalizeError, match="prior of n1"):
-        Localizer(FOUR, prior={"n1": prior})
-
-
-def test_a_node_on_two_leaves_is_refused() -> None:
-    with pytest.raises(LocalizeError, match="two leaf switches"):
-        Localizer(FOUR, topology={"a": ("n1", "n2"), "b": ("n2",)})
 
 
 TIMES = st.one_of(

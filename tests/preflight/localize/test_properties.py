@@ -189,14 +189,12 @@ def accused(verdict: Verdict) -> set[str]:
     return {*verdict.named(Level.SLOW), *verdict.named(Level.FAULTY)}
 
 
-def test_a_quarter_dead_takes_about_three_rounds() -> None:
-    rounds = []
-    for seed in range(6):
-        dead = random.Random(f"b{seed}").sample([f"n{number}" for number in range(64)], 16)
-        verdict, count = judged(64, Faults(failing=dict.fromkeys(dead, 1.0)), Weather(), seed)
-        assert accused(verdict) == set(dead)
-        rounds.append(count)
-    assert sum(rounds) / len(rounds) <= 3.5
+@pytest.mark.heavy
+def test_in_healthy_runs_with_rough_noise_nobody_is_accused() -> None:
+    for seed in range(12):
+        for count, noise in ((4, 0.05), (4, 0.25), (6, 0.15), (8, 0.05)):
+            verdict, _ = judged(count, Faults(), Weather(noise=noise), seed)
+            assert not accused(verdict), (seed, count, noise)
 
 
 def test_nodes_that_fail_nine_times_of_ten_are_found_among_hiccups() -> None:
@@ -205,14 +203,6 @@ def test_nodes_that_fail_nine_times_of_ten_are_found_among_hiccups() -> None:
     verdict, _ = judged(256, faults, Weather(hiccups=0.002), 0)
     assert accused(verdict) <= set(flaky)
     assert len(accused(verdict)) >= 12
-
-
-@pytest.mark.heavy
-def test_in_healthy_runs_with_rough_noise_nobody_is_accused() -> None:
-    for seed in range(12):
-        for count, noise in ((4, 0.05), (4, 0.25), (6, 0.15), (8, 0.05)):
-            verdict, _ = judged(count, Faults(), Weather(noise=noise), seed)
-            assert not accused(verdict), (seed, count, noise)
 
 
 def test_a_slowdown_below_the_floor_is_not_reported() -> None:

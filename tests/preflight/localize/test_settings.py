@@ -56,15 +56,6 @@ def test_what_nobody_chose_for_accelerators_is_the_default() -> None:
     assert settings_from({}, kind=DeviceKind.ACCELERATOR) == LocalizeSettings()
 
 
-def test_a_table_of_times_is_read() -> None:
-    chosen = {"min_rounds": 6, "expected_ms": {"matmul": 3.1, "gpt compute": 50}}
-
-    made = settings_from(chosen, kind=DeviceKind.ACCELERATOR)
-
-    assert made.min_rounds == 6
-    assert made.expected_ms == {"matmul": 3.1, "gpt compute": 50.0}
-
-
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [

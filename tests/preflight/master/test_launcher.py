@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,12 @@ import pytest
 from slurm_health.preflight.master.launcher import (
     JOB_END_S,
     Launcher,
+    LocalLauncher,
     ReadGres,
     SlurmLauncher,
 )
 from slurm_health.records.errors import SlurmCommandMissing, SlurmError
 from slurm_health.records.records import AgentsLost, LossCause
-from slurm_health.system.slurm.command import step_argv
 from slurm_health.system.slurm.job_gres import NodeGres, Share
 from tests.support.supervised import eventually, write_executable
 
@@ -75,25 +76,7 @@ def losses(launcher: Launcher, nodes: Sequence[str], launch: int = 0) -> dict[st
     return found
 
 
-def test_the_command_of_a_launch_leaves_nothing_to_the_surrounding_job() -> None:
-    argv = step_argv(12, ("n1", "n2"), ["--gres=gpu:4"], ["agent", "--x"])
-
-    assert argv[0] == "srun"
-    assert argv[-3:] == ["--gres=gpu:4", "agent", "--x"]
-    assert {
-        "--jobid=12",
-        "--nodelist=n[1-2]",
-        "--nodes=2",
-        "--ntasks=2",
-        "--ntasks-per-node=1",
-        "--overlap",
-        "--mem=0",
-        "--kill-on-bad-exit=0",
-        "--no-kill",
-    } <= set(argv)
-
-
-def test_srun_is_started_with_that_command_and_without_the_jobs_variables(
+def test_srun_is_started_with_a_command_that_leaves_nothing_to_the_surrounding_job(
     srun: Srun, tmp_path: Path
 ) -> None:
     launcher = srun.launcher(f'echo "$@" > {tmp_path}/said; env >> {tmp_path}/said')
@@ -101,11 +84,13 @@ def test_srun_is_started_with_that_command_and_without_the_jobs_variables(
     launcher.start(3, NODES)
     losses(launcher, NODES, launch=3)
 
-    said = (tmp_path / "said").read_text()
-    command = step_argv(12, NODES, Share(nodes=NODES).options, ["agent", "--launch=3", "--gpus=0"])
-    assert said.splitlines()[0].split() == command[1:]
-    assert "SLURM_NTASKS" not in said
-    assert "SLURM_GPUS" not in said
+    command, *variables = (tmp_path / "said").read_text().splitlines()
+    words = command.split()
+    assert words[-3:] == ["agent", "--launch=3", "--gpus=0"]
+    assert {*Share(nodes=NODES).options} <= {*words}
+    steps = "--jobid=12 --nodelist=n[1-2] --nodes=2 --ntasks=2 --ntasks-per-node=1 --overlap"
+    assert {*steps.split(), "--mem=0", "--kill-on-bad-exit=0", "--no-kill"} <= {*words}
+    assert not [each for each in variables if each.startswith(("SLURM_NTASKS", "SLURM_GPUS"))]
 
 
 def test_nodes_that_differ_in_their_gpus_have_a_step_each_and_are_lost_as_one_launch(
@@ -280,24 +265,26 @@ def test_several_nodes_in_one_line_are_all_meant(
     assert {loss.cause for loss in lost.values()} == {cause}
 
 
+LAST = "; echo 'srun: error: last words' >&2; exit 1"
+
+
 @pytest.mark.parametrize(
-    "line", ["srun: error: n[1-: task 0: Killed", "srun: error: n9: task 0: Killed", "\\377"]
+    ("script", "reason"),
+    [
+        ("exit 0", "srun ended with exit code 0"),
+        (f"echo 'srun: error: n[1-: task 0: Killed' >&2{LAST}", "last words"),
+        (f"echo 'srun: error: n9: task 0: Killed' >&2{LAST}", "last words"),
+        (f"printf '\\377\\n' >&2{LAST}", "last words"),
+    ],
 )
-def test_words_about_other_nodes_or_about_nothing_lose_nobody(srun: Srun, line: str) -> None:
-    launcher = srun.launcher(f"printf '{line}\\n' >&2; echo 'srun: error: last words' >&2; exit 1")
+def test_an_srun_that_ends_without_a_word_of_its_nodes_has_lost_them_for_its_last_words(
+    srun: Srun, script: str, reason: str
+) -> None:
+    launcher = srun.launcher(script)
 
     launcher.start(0, NODES)
 
-    assert {loss.reason for loss in losses(launcher, NODES).values()} == {"last words"}
-
-
-def test_an_srun_that_ends_without_a_word_has_lost_its_nodes_too(srun: Srun) -> None:
-    launcher = srun.launcher("exit 0")
-
-    launcher.start(0, NODES)
-
-    lost = losses(launcher, NODES)
-    assert {loss.reason for loss in lost.values()} == {"srun ended with exit code 0"}
+    assert {loss.reason for loss in losses(launcher, NODES).values()} == {reason}
 
 
 def test_two_launches_are_told_apart(srun: Srun) -> None:
@@ -309,13 +296,16 @@ def test_two_launches_are_told_apart(srun: Srun) -> None:
     assert launcher.poll() == []
 
 
-def test_an_srun_that_does_not_leave_is_ended(srun: Srun) -> None:
+def test_an_srun_that_does_not_leave_is_ended_and_its_agents_are_named(
+    srun: Srun, caplog: pytest.LogCaptureFixture
+) -> None:
     launcher = srun.launcher("trap '' TERM; while :; do sleep 0.1; done")
     launcher.start(0, NODES)
 
     launcher.stop(0.1)
 
     assert launcher.poll() == []
+    assert "killed agents that did not leave within 0.1 s: n[1-2]" in caplog.text
 
 
 @pytest.mark.heavy
@@ -332,12 +322,118 @@ def test_agents_that_take_their_time_to_free_their_devices_are_waited_for(
     assert caplog.text == ""
 
 
-def test_agents_that_were_killed_because_they_did_not_leave_are_named(
-    srun: Srun, caplog: pytest.LogCaptureFixture
+Start = Callable[..., LocalLauncher]
+
+
+@pytest.fixture
+def local() -> Iterator[Start]:
+    launchers: list[LocalLauncher] = []
+
+    def launcher(script: str, **environ: str) -> LocalLauncher:
+        def command(launch: int, node: str | None) -> list[str]:
+            return [sys.executable, "-c", script, str(launch), str(node)]
+
+        launchers.append(LocalLauncher(command, {**os.environ, **environ}, NODES))
+        return launchers[-1]
+
+    yield launcher
+    for each in launchers:
+        each.stop(0.0)
+
+
+def test_a_local_agent_is_told_its_node_and_its_share_of_the_machine(
+    local: Start, tmp_path: Path
 ) -> None:
-    launcher = srun.launcher("exec sleep 100")
+    launcher = local(
+        f"import os, sys; open('{tmp_path}/' + sys.argv[2], 'w').write("
+        "os.environ['SLURM_CPUS_ON_NODE'] + ' ' + os.environ['SLURM_LAUNCH_NODE_IPADDR'])"
+    )
+
+    launcher.start(0, ["n1", "n2"])
+    losses(launcher, NODES)
+
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert {(tmp_path / node).read_text() for node in NODES} == {f"{share} 127.0.0.1"}
+
+
+def test_local_agents_have_different_devices_and_keep_them_when_started_again(
+    local: Start, tmp_path: Path
+) -> None:
+    devices = "CUDA_VISIBLE_DEVICES"
+    launcher = local(
+        "import os, sys; open(f'{tmp_path}/{sys.argv[2]}.{sys.argv[1]}', 'w').write("
+        f"os.environ['{devices}'])".replace("{tmp_path}", str(tmp_path)),
+        **{devices: "GPU-a,GPU-b,GPU-c,GPU-d,GPU-e"},
+    )
+
+    launcher.start(0, NODES)
+    losses(launcher, NODES)
+    launcher.start(1, ["n2"])
+    losses(launcher, ["n2"], launch=1)
+
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "n1.0": "GPU-a,GPU-b",
+        "n2.0": "GPU-c,GPU-d",
+        "n2.1": "GPU-c,GPU-d",
+    }
+
+
+@pytest.mark.parametrize(
+    ("end", "cause", "reason"),
+    [
+        (4, LossCause.ENDED, "its agent ended: exit code 4: last"),
+        ("slurm-health agent: n1: does not see it", LossCause.NO_JOURNAL, "does not see it"),
+    ],
+)
+def test_a_local_agent_that_ends_is_lost_with_its_last_words(
+    local: Start, end: int | str, cause: LossCause, reason: str
+) -> None:
+    launcher = local(f"import sys; print('first\\nlast', file=sys.stderr); sys.exit({end!r})")
+
+    launcher.start(0, ["n1"])
+
+    lost = losses(launcher, ["n1"])["n1"]
+    assert (lost.cause, lost.reason) == (cause, reason)
+
+
+def test_local_agents_that_do_not_leave_are_ended(local: Start) -> None:
+    launcher = local(
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(100)"
+    )
     launcher.start(0, NODES)
 
-    launcher.stop(0.1)
+    launcher.stop(0.0)
 
-    assert "killed agents that did not leave within 0.1 s: n[1-2]" in caplog.text
+    assert launcher.poll() == []
+
+
+_RINGS_WHEN_RUNG = """
+import time
+from slurm_health.preflight.orders import Bell
+bell = Bell("{node}")
+while not bell.heard():
+    time.sleep(0.01)
+bell.ring()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("named", "wait_s", "rung"), [("n1", 30.0, {"n1"}), ("n7", 2.0, set())])
+def test_local_agents_hear_the_bell_and_are_heard_in_their_own_name(
+    local: Start, named: str, wait_s: float, rung: set[str]
+) -> None:
+    launcher = local(_RINGS_WHEN_RUNG.replace("{node}", named))
+    launcher.start(0, ["n1"])
+    assert launcher.wait(0.1, 0.0) == set()
+
+    launcher.ring()
+
+    assert launcher.wait(wait_s, 0.0) == rung
+
+
+def test_an_agent_that_prints_without_end_holds_nobody_up(local: Start) -> None:
+    launcher = local("import os\nwhile True: os.write(1, b'y' * 4096)")
+    launcher.start(0, ["n1"])
+    for _ in range(3):
+        assert launcher.wait(0.5, 0.2) == set()
+    assert launcher.poll() == []

@@ -91,43 +91,25 @@ def finish(process: subprocess.Popen[bytes]) -> dict[str, str]:
     return answer
 
 
-def test_nodes_that_are_all_well_are_found_to_be_well(machine: Machine) -> None:
-    assert levels(check(machine)) == dict.fromkeys(NODES, Level.HEALTHY)
-
-
-@pytest.mark.parametrize("how", ["dies", "raises"])
-def test_the_node_whose_processes_fail_is_faulty_and_its_partners_are_not(
-    machine: Machine, how: str
+@pytest.mark.parametrize(
+    ("how", "level", "said"),
+    [
+        ("dies", Level.FAULTY, ""),
+        ("raises", Level.FAULTY, ""),
+        ("stuck", Level.FAULTY, ""),
+        ("slow", Level.SLOW, "matmul"),
+        ("broken-torch", Level.INCONCLUSIVE, "libtorch_cpu.so"),
+    ],
+)
+def test_the_bad_node_is_named_and_its_partners_are_well(
+    machine: Machine, how: str, level: Level, said: str
 ) -> None:
     machine.behave(n3=how)
 
-    assert levels(check(machine)) == all_but("n3", Level.FAULTY)
-
-
-def test_the_node_that_hangs_is_faulty_and_its_partners_are_not(machine: Machine) -> None:
-    machine.behave(n3="stuck")
-
-    assert levels(check(machine)) == all_but("n3", Level.FAULTY)
-
-
-def test_a_slow_node_is_slow(machine: Machine) -> None:
-    machine.behave(n2="slow")
-
     verdict = check(machine)
 
-    assert levels(verdict) == all_but("n2", Level.SLOW)
-    assert judged(verdict, "n2").component == "compute"
-
-
-def test_a_node_whose_torch_is_broken_is_undecided_with_the_interpreters_words(
-    machine: Machine,
-) -> None:
-    machine.behave(n4="broken-torch")
-
-    verdict = check(machine)
-
-    assert levels(verdict) == all_but("n4", Level.INCONCLUSIVE)
-    assert "libtorch_cpu.so" in judged(verdict, "n4").reason
+    assert levels(verdict) == all_but("n3", level)
+    assert said in judged(verdict, "n3").reason
 
 
 def test_without_any_usable_interpreter_light_probes_measure_and_nobody_is_to_blame(
@@ -163,6 +145,7 @@ def test_an_agent_that_is_killed_in_a_round_is_started_again_and_named(machine: 
 
 def test_a_run_that_is_over_is_not_run_again(machine: Machine) -> None:
     verdict = check(machine)
+    assert levels(verdict) == dict.fromkeys(NODES, Level.HEALTHY)
     before = machine.records()
 
     assert check(machine) == verdict

@@ -119,30 +119,57 @@ def test_a_master_that_waits_says_so_long_before_anybody_takes_it_for_dead(tmp_p
     assert max(after - before for before, after in itertools.pairwise(turns_s)) == 0.5
 
 
-class LosingLauncher(IdleLauncher):
-    """Has agents that write what they should; only their first rings arrive."""
+class WritingLauncher(IdleLauncher):
+    """Has agents that write what they should."""
 
-    def __init__(self, directory: Path, clock: Clock) -> None:
+    def __init__(self, directory: Path, clock: Clock, *, are_ready: bool) -> None:
         super().__init__()
-        self._clock = clock
-        self._writers = {node: journal.Writer(directory, node, clock) for node in NODES}
-        self._waits = 0
+        self.directory, self.clock = directory, clock
+        journal.create(directory, NODES)
+        self.writers = {node: journal.Writer(directory, node, clock) for node in NODES}
+        self._are_ready = are_ready
 
     def start(self, launch: int, nodes: Sequence[str]) -> None:
         super().start(launch, nodes)
         for node in nodes:
             here = AgentStarted(node=node, launch=launch, hostname=node, address="10.0.0.1")
-            self._writers[node].append(here)
+            self.writers[node].append(here, *([ready(node, launch)] if self._are_ready else []))
+
+
+class LosingLauncher(WritingLauncher):
+    """Has agents of which only the first rings arrive."""
+
+    waits = 0
 
     def wait(self, timeout_s: float, gather_s: float) -> set[str]:  # noqa: ARG002 - none is waited
-        self._waits += 1
-        if self._waits == 1:
+        self.waits += 1
+        if self.waits == 1:
             return set(NODES)
-        if self._waits == 2:
+        if self.waits == 2:
             for node in NODES:
-                self._writers[node].append(ready(node))
-        self._clock.now_s += READY_S + 0.5
+                self.writers[node].append(ready(node))
+        self.clock.now_s += READY_S + 0.5
         return set()
+
+
+class EndingLauncher(WritingLauncher):
+    """Has agents of which one ends as soon as it has reported, before its ring is heard."""
+
+    ended = False
+
+    def poll(self) -> list[AgentsLost]:
+        records = [each.record for each in journal.read_all(self.directory, journal.MASTER)]
+        begun = [each for each in records if isinstance(each, RoundStarted)]
+        if not begun or self.ended:
+            return []
+        self.ended = True
+        for node in NODES:
+            self.writers[node].append(measured(node, index=begun[-1].round)[0])
+        return [AgentsLost(launch=0, nodes=[NODES[0]], reason="its step ended")]
+
+    def wait(self, timeout_s: float, gather_s: float) -> set[str]:  # noqa: ARG002 - none is waited
+        self.clock.now_s += timeout_s
+        return set() if self.ended else set(NODES)
 
 
 READY_S = 3.0
@@ -152,44 +179,10 @@ def test_nodes_whose_rings_are_lost_are_read_before_they_count_as_silent(tmp_pat
     assert READY_S + 0.5 < SHORTEST_SWEEP_S
     clock = Clock(1000.0)
     run = tmp_path / "run"
-    journal.create(run, NODES)
-    ran(run, LosingLauncher(run, clock), clock, limits=TimeLimits(ready_s=READY_S))
+    ran(run, LosingLauncher(run, clock, are_ready=False), clock, limits=TimeLimits(ready_s=READY_S))
 
     records = [entry.record for entry in journal.read_all(run, journal.MASTER)]
     assert [each.nodes for each in records if isinstance(each, NodesAdmitted)] == [list(NODES)]
-
-
-class EndingLauncher(IdleLauncher):
-    """Has agents of which one ends as soon as it has reported, before its ring is heard."""
-
-    def __init__(self, directory: Path, clock: Clock) -> None:
-        super().__init__()
-        self._directory = directory
-        self._clock = clock
-        self._writers = {node: journal.Writer(directory, node, clock) for node in NODES}
-        self._ended = False
-
-    def start(self, launch: int, nodes: Sequence[str]) -> None:
-        super().start(launch, nodes)
-        for node in nodes:
-            here = AgentStarted(node=node, launch=launch, hostname=node, address="10.0.0.1")
-            self._writers[node].append(here)
-            self._writers[node].append(ready(node, launch))
-
-    def poll(self) -> list[AgentsLost]:
-        records = [each.record for each in journal.read_all(self._directory, journal.MASTER)]
-        begun = [each for each in records if isinstance(each, RoundStarted)]
-        if not begun or self._ended:
-            return []
-        self._ended = True
-        for node in NODES:
-            report = measured(node, index=begun[-1].round)[0]
-            self._writers[node].append(report)
-        return [AgentsLost(launch=0, nodes=[NODES[0]], reason="its step ended")]
-
-    def wait(self, timeout_s: float, gather_s: float) -> set[str]:  # noqa: ARG002 - none is waited
-        self._clock.now_s += timeout_s
-        return set() if self._ended else set(NODES)
 
 
 def test_what_an_agent_wrote_just_before_it_ended_is_read_before_it_counts_as_silent(
@@ -197,8 +190,7 @@ def test_what_an_agent_wrote_just_before_it_ended_is_read_before_it_counts_as_si
 ) -> None:
     clock = Clock(1000.0)
     run = tmp_path / "run"
-    journal.create(run, NODES)
-    ran(run, EndingLauncher(run, clock), clock)
+    ran(run, EndingLauncher(run, clock, are_ready=True), clock)
 
     records = [entry.record for entry in journal.read_all(run, journal.MASTER)]
     first = next(each for each in records if isinstance(each, RoundEnded))

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from slurm_health.fleet.standing import Standing, published
-from slurm_health.preflight.localize import Localizer
 from slurm_health.preflight.master.priors import of_site, prior_of_findings
 from slurm_health.records import standings
 from slurm_health.records.records import VerdictReached
@@ -46,16 +45,26 @@ def info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
 
 
-def test_a_lemon_among_the_nodes_is_named_and_weighs(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("level", "prior", "said"),
+    [
+        (
+            standings.Reliability.LEMON,
+            0.282,
+            ["n3 has spoiled 6 of 12 jobs: it is tested more closely"],
+        ),
+        (standings.Reliability.SUSPECT, 0.1, []),
+    ],
+)
+def test_a_node_with_a_history_weighs_and_a_lemon_is_named(
+    level: standings.Reliability,
+    prior: float,
+    said: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert known(write(tmp_path / "standings.json")) == {"n3": 0.282}
-    assert caplog.messages == ["n3 has spoiled 6 of 12 jobs: it is tested more closely"]
-
-
-def test_of_a_suspect_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert known(write(tmp_path / "standings.json", standings.Reliability.SUSPECT)) == {"n3": 0.1}
-    assert caplog.messages == []
+    assert known(write(tmp_path / "standings.json", level)) == {"n3": prior}
+    assert caplog.messages == said
 
 
 def test_nodes_without_a_history_and_sites_without_a_file_change_nothing(
@@ -123,11 +132,6 @@ def failed(*nodes: str, accused: tuple[str, ...] = ()) -> Diagnosed:
     )
 
 
-def test_without_a_history_no_node_is_suspected() -> None:
-    assert prior_of_findings([]) == {}
-    assert prior_of_findings([verdict(n1=Level.HEALTHY)]) == {}
-
-
 def test_the_more_was_seen_of_a_node_the_more_it_is_suspected() -> None:
     bad = verdict(n1=Level.FAULTY, n2=Level.SLOW, n3=Level.INCONCLUSIVE, n4=Level.HEALTHY)
 
@@ -140,15 +144,10 @@ def test_the_more_was_seen_of_a_node_the_more_it_is_suspected() -> None:
 def test_a_node_on_which_a_rank_failed_is_suspected_until_a_check_finds_it_healthy() -> None:
     assert set(prior_of_findings([verdict(n2=Level.HEALTHY), failed("n2")])) == {"n2"}
     assert prior_of_findings([failed("n2"), verdict(n2=Level.HEALTHY)]) == {}
+    assert prior_of_findings([]) == {}
 
 
 def test_an_accused_node_is_suspected_more_than_one_where_it_only_showed() -> None:
     prior = prior_of_findings([failed("n2", "n3", accused=("n3",))])
 
     assert prior["n3"] > prior["n2"]
-
-
-def test_the_localizer_takes_every_prior_that_there_can_be() -> None:
-    levels = dict(zip(("n1", "n2", "n3", "n4"), Level, strict=False))
-
-    Localizer(["n1", "n2", "n3", "n4"], prior=prior_of_findings([verdict(**levels), failed("n4")]))

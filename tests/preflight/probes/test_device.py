@@ -10,6 +10,8 @@ from slurm_health.preflight.probes.context import Unusable
 from slurm_health.preflight.probes.torch_device import claim
 
 ECC = "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be asynchronous"
+BUSY = "CUDA error: all CUDA-capable devices are busy or unavailable"
+NO_IMAGE = "CUDA error: no kernel image is available for execution"
 
 
 class Driver:
@@ -35,62 +37,65 @@ class Driver:
 
 
 @pytest.mark.parametrize(
-    ("count", "says", "starts", "given", "words"),
+    ("error", "count", "says", "starts", "given", "words"),
     [
-        (8, ECC, "", "8", "device 1: CUDA error: uncorrectable ECC error encountered"),
-        (8, "", "CUDA unknown error", "8", "device 1: CUDA unknown error"),
-        (7, "", "", "8", "Slurm gave the job 8 accelerators here, torch {} can use 7"),
-        (8, "CUDA error: invalid device ordinal", "", "8", "Slurm gave the job 8 .* can use 1"),
-        (8, "", "No CUDA GPUs are available", "8", "Slurm gave the job 8 .* can use none"),
+        (Unusable, 8, ECC, "", "8", "device 1: CUDA error: uncorrectable ECC error encountered"),
+        (Unusable, 8, "", "CUDA unknown error", "8", "device 1: CUDA unknown error"),
+        (Unusable, 7, "", "", "8", "Slurm gave the job 8 accelerators here, torch {} can use 7"),
+        (
+            Unusable,
+            8,
+            "CUDA error: invalid device ordinal",
+            "",
+            "8",
+            "Slurm gave the job 8 .* can use 1",
+        ),
+        (
+            Unusable,
+            8,
+            "",
+            "No CUDA GPUs are available",
+            "8",
+            "Slurm gave the job 8 .* can use none",
+        ),
+        # What may be the job's doing is no failure of a device.
+        (SystemExit, 4, "", "", "4", "8 accelerators were expected, but torch .* can use 4"),
+        (SystemExit, 7, "", "", "", "8 accelerators were expected, but torch .* can use 7"),
+        (SystemExit, 8, "CUDA out of memory. Tried to allocate 2 MiB", "", "8", "out of memory"),
+        (SystemExit, 8, BUSY, "", "8", "busy"),
+        (SystemExit, 8, "", "The NVIDIA driver on your system is too old", "8", "too old"),
+        (SystemExit, 8, NO_IMAGE, "", "8", "no kernel image"),
     ],
 )
 def test_a_device_that_fails_is_told_in_its_own_words(
-    monkeypatch: pytest.MonkeyPatch, count: int, says: str, starts: str, given: str, words: str
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[BaseException],
+    count: int,
+    says: str,
+    starts: str,
+    given: str,
+    words: str,
 ) -> None:
     Driver(monkeypatch, count=count, says=says, starts=starts)
 
-    with pytest.raises(Unusable, match=words.format(torch.__version__.replace("+", r"\+"))):
+    with pytest.raises(error, match=words.format(torch.__version__.replace("+", r"\+"))):
         claim(1, expected=8, environ={"SLURM_GPUS_ON_NODE": given})
 
 
 @pytest.mark.parametrize(
-    ("count", "says", "starts", "given", "words"),
+    ("name", "environ", "devices"),
     [
-        (4, "", "", "4", "8 accelerators were expected, but torch .* can use 4"),
-        (7, "", "", "", "8 accelerators were expected, but torch .* can use 7"),
-        (8, "CUDA out of memory. Tried to allocate 2 MiB", "", "8", "out of memory"),
-        (8, "CUDA error: all CUDA-capable devices are busy or unavailable", "", "8", "busy"),
-        (8, "", "The NVIDIA driver on your system is too old", "8", "too old"),
-        (8, "CUDA error: no kernel image is available for execution", "", "8", "no kernel image"),
+        ("", {"CUDA_VISIBLE_DEVICES": "MIG-4d3f,MIG-77a1", "SLURM_GPUS_ON_NODE": "2"}, 2),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", {}, 1),
     ],
 )
-def test_what_may_be_the_jobs_doing_is_no_failure_of_a_device(
-    monkeypatch: pytest.MonkeyPatch, count: int, says: str, starts: str, given: str, words: str
-) -> None:
-    Driver(monkeypatch, count=count, says=says, starts=starts)
-
-    with pytest.raises(SystemExit, match=words):
-        claim(1, expected=8, environ={"SLURM_GPUS_ON_NODE": given})
-
-
 def test_parts_of_gpus_are_not_measured_as_if_they_were_gpus(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, name: str, environ: dict[str, str], devices: int
 ) -> None:
-    Driver(monkeypatch, count=1, says="", starts="")
+    Driver(monkeypatch, count=1, says="", starts="", name=name)
 
     with pytest.raises(SystemExit, match="parts of GPUs"):
-        claim(
-            1,
-            expected=2,
-            environ={"CUDA_VISIBLE_DEVICES": "MIG-4d3f,MIG-77a1", "SLURM_GPUS_ON_NODE": "2"},
-        )
-
-
-def test_a_part_of_a_gpu_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    Driver(monkeypatch, count=1, says="", starts="", name="NVIDIA A100-SXM4-40GB MIG 3g.20gb")
-
-    with pytest.raises(SystemExit, match="parts of GPUs"):
-        claim(0, expected=1, environ={})
+        claim(devices - 1, expected=devices, environ=environ)
 
 
 def test_a_torch_for_cpus_is_no_failure_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

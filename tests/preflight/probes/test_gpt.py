@@ -15,8 +15,9 @@ import torch
 
 from slurm_health.preflight.probes import gpt
 from slurm_health.preflight.probes.context import NotMeasured, ProbeContext
+from slurm_health.preflight.probes.gpt import Gpt
 from slurm_health.preflight.probes.own import Measure
-from slurm_health.preflight.probes.sizes import CPU
+from slurm_health.preflight.probes.sizes import CPU, TABLE, GptModel
 from slurm_health.preflight.probes.torch_device import TorchDevice
 
 DEADLINE_S = 300.0  # on a machine on which much else runs; alone it is seconds
@@ -104,7 +105,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]
 
 
 @pytest.mark.heavy
-def test_a_pair_measures_arithmetic_communication_and_both_overlapped(
+def test_a_pair_measures_arithmetic_communication_and_both_overlapped_in_equally_many_steps(
     pair: list[list[dict[str, Any]]],
 ) -> None:
     for samples in pair:
@@ -116,12 +117,7 @@ def test_a_pair_measures_arithmetic_communication_and_both_overlapped(
             ("light_step", True),
         ]
         assert all(ms > 0 for each in samples for ms in each["iteration_ms"])
-
-
-@pytest.mark.heavy
-def test_the_members_of_a_pair_take_equally_many_steps(pair: list[list[dict[str, Any]]]) -> None:
     first, second = ([len(each["iteration_ms"]) for each in samples] for samples in pair)
-
     assert first == second
     assert min(first) >= 3
 
@@ -218,3 +214,15 @@ def test_running_out_of_memory_is_not_measured_and_says_how_much_there_was(
     assert said in text
     assert "GB" in text
     assert "allocate memory" in text
+
+
+MODELS = [*(model for _, model in TABLE), CPU]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=[f"{m.layers}x{m.hidden}" for m in MODELS])
+def test_a_row_has_as_many_parameters_as_the_model_torch_builds(model: GptModel) -> None:
+    with torch.device("meta"):
+        built = Gpt(model)
+
+    assert sum(each.numel() for each in built.parameters()) == model.parameters
+    assert model.hidden % model.heads == 0

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A meeting place or a partner that does not answer: waited for, and no fault of this node."""
+"""Partners that do not answer are no fault of this node; who meets whom, and over what way."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import time
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from slurm_health.preflight.agent.worker_process import Done, end_together
-from slurm_health.preflight.probes.meeting import ATTEMPT_S, ATTEMPTS
+from slurm_health.preflight.probes import torch_group
+from slurm_health.preflight.probes.meeting import ATTEMPT_S, ATTEMPTS, circles
 from tests.support import wrong_torch
 from tests.support.probe_bench import PAIR, Bench, solo
 from tests.support.supervised import eventually
@@ -111,3 +113,60 @@ def test_a_partner_that_exchanges_nothing_is_waited_for_until_an_abort(
     absent_minded.workers[0].send({"op": "abort", "round": 7})
 
     assert absent_minded.hears(0, "done")["outcome"] == "timed_out"
+
+
+@pytest.mark.parametrize("size", range(1, 10))
+def test_each_device_is_alone_first_and_then_once_with_every_other(size: int) -> None:
+    of_all = [circles(rank, size) for rank in range(size)]
+
+    assert [each[0] for each in of_all] == [[rank] for rank in range(size)]
+    met = {tuple(circle) for each in of_all for circle in each[1:] if circle}
+    assert met == set(itertools.combinations(range(size), 2))
+    assert all(len([one for one in each[1:] if one]) == size - 1 for each in of_all)
+
+
+@pytest.mark.parametrize("size", range(1, 10))
+def test_in_a_turn_all_members_of_a_group_name_the_same_one(size: int) -> None:
+    for turn in zip(*(circles(rank, size) for rank in range(size)), strict=True):
+        for rank, circle in enumerate(turn):
+            assert all(turn[member] == circle for member in circle)
+            assert not circle or rank in circle
+
+
+LOG = """\
+n1:71:93 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB ib0:10.0.0.1<0>
+n1:71:93 [0] NCCL INFO Using network IB
+n1:71:93 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/0/GDRDMA
+n1:71:93 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA
+"""
+
+
+def said(log: str) -> str:
+    """Return what is read from a log that a library wrote where it was told to."""
+    environ: dict[str, str] = {}
+    torch_group.record_ways(environ)
+    with Path(environ["NCCL_DEBUG_FILE"]).open("w") as file:
+        file.write(log)
+    return torch_group.ways_used(environ, on_cuda=True)
+
+
+def test_the_way_is_the_one_that_nccl_connected_by() -> None:
+    assert said(LOG) == "NET/IB with GPUDirect RDMA"
+    assert said(LOG.replace("/GDRDMA", "").replace("/IB/", "/Socket/")) == "NET/Socket"
+    assert said(LOG.replace("IB/0/", "IB/3(2)/")) == "NET/IB with GPUDirect RDMA"
+    assert (
+        said(LOG.replace("IB/0/", "AWS Libfabric/3(2)/")) == "NET/AWS Libfabric with GPUDirect RDMA"
+    )
+    assert said("") == ""
+
+
+def test_a_log_that_the_user_wants_is_left_to_him() -> None:
+    environ = {"NCCL_DEBUG": "WARN"}
+    torch_group.record_ways(environ)
+
+    assert environ == {"NCCL_DEBUG": "WARN"}
+    assert torch_group.ways_used(environ, on_cuda=True) == ""
+
+
+def test_over_gloo_it_is_the_interface() -> None:
+    assert torch_group.ways_used({"GLOO_SOCKET_IFNAME": "ib0"}, on_cuda=False) == "ib0"

@@ -1,16 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
+"""How long iterations take, and what others took of that."""
+
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import msgspec
+import pytest
 import torch
 
 from slurm_health.preflight import expectations
 from slurm_health.preflight.probes.context import ProbeContext
 from slurm_health.preflight.probes.exchange import CUDA_PLAN
 from slurm_health.preflight.probes.sizes import FULL
-from slurm_health.preflight.probes.timing import TimingPlan, timed
+from slurm_health.preflight.probes.timing import (
+    Machine,
+    Stopwatch,
+    TimedWindow,
+    TimingPlan,
+    taken_of_s,
+    timed,
+)
 from slurm_health.preflight.probes.torch_device import TorchDevice
+from slurm_health.system.killable import Answered, run_one
 
 DEVICE = TorchDevice(torch.device("cpu"))
 
@@ -64,3 +82,87 @@ def test_expectations_are_of_what_the_probes_do() -> None:
     assert FULL.gather_bytes == expectations.ALLGATHER_BYTES_PER_RANK
     assert 2.0 * FULL.matmul_size**3 == expectations.MATMUL_FLOP
     assert 2 * FULL.copy_bytes == expectations.COPY_BYTES
+
+
+BURNER = f"{sys.executable} -c 'while True: pass' & echo $!; wait"
+IDLE = Machine(busy_s=0.0, stolen_s=0.0, own_s=0.0)
+
+
+@pytest.fixture
+def one_processor() -> Iterator[int]:
+    """Have this process, and what it starts, on one processor only."""
+    usual = os.sched_getaffinity(0)
+    chosen = min(usual)
+    os.sched_setaffinity(0, {chosen})
+    yield chosen
+    os.sched_setaffinity(0, usual)
+
+
+def apart(work: Callable[[], object]) -> Any:
+    """Return what work in a process of its own returns: what runs beside this one is not its."""
+    answer = run_one(lambda: msgspec.json.encode(work()), 60.0)
+    assert isinstance(answer, Answered), answer
+    return msgspec.json.decode(answer.data)
+
+
+def burn_for(time_s: float) -> None:
+    end_s = time.perf_counter() + time_s
+    while time.perf_counter() < end_s:
+        pass
+
+
+@pytest.fixture
+def burner() -> Iterator[None]:
+    """Have a process of somebody else's burn: a grandchild, as who was started with us is ours."""
+    with subprocess.Popen(["sh", "-c", BURNER], stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout is not None
+        pid = int(shell.stdout.readline())
+        yield
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("one_processor", "burner")
+def test_what_another_process_takes_of_a_processor_is_left_out() -> None:
+    def work() -> list[Any]:
+        watch, before_s = Stopwatch(), time.thread_time()
+        for _ in range(5):
+            watch.begin()
+            burn_for(0.1)
+            watch.end(1)
+        sample = watch.sample()
+        return [time.thread_time() - before_s, sum(sample.iteration_ms), sum(sample.taken_ms)]
+
+    ran_s, elapsed_ms, taken_ms = apart(work)
+
+    assert taken_ms >= 0.1 * elapsed_ms
+    assert elapsed_ms - taken_ms == pytest.approx(ran_s * 1e3, abs=0.2 * elapsed_ms)
+
+
+@pytest.mark.parametrize(
+    ("unserved_s", "ran_s", "machine_s", "taken_s"),
+    [
+        pytest.param(0.5, 0.5, (1.0, 0.0, 1.0), 0.0, id="workers of one node take nothing"),
+        pytest.param(0.5, 0.5, (1.0, 0.0, 0.8), 0.2, id="others do"),
+        pytest.param(0.1, 0.9, (64.0, 0.0, 0.9), 0.1, id="no more than the thread waited for"),
+        pytest.param(0.9, 0.4, (9.0, 0.0, 0.4), 0.6, id="not what the busiest thread ran"),
+        pytest.param(
+            0.0, 0.8, (0.75, 0.25, 0.75), 0.2, id="a hypervisor, as a thread seems to run"
+        ),
+    ],
+)
+def test_what_others_took_of_a_window(
+    unserved_s: float, ran_s: float, machine_s: tuple[float, float, float], taken_s: float
+) -> None:
+    window = TimedWindow(elapsed_s=1.0, unserved_s=unserved_s, ran_s=ran_s)
+    busy_s, stolen_s, own_s = machine_s
+
+    machine = Machine(busy_s=busy_s, stolen_s=stolen_s, own_s=own_s)
+    assert taken_of_s([window], IDLE, machine) == [pytest.approx(taken_s)]
+
+
+def test_where_nobody_takes_anything_there_is_nothing_to_tell() -> None:
+    watch = Stopwatch()
+    watch.begin()
+    watch.end(4)
+
+    assert not watch.sample().taken_ms

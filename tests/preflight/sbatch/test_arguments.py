@@ -11,7 +11,6 @@ import pytest
 
 from slurm_health.preflight.sbatch.arguments import (
     LONG,
-    SHORT,
     CommandLine,
     Value,
     listed_options,
@@ -199,8 +198,3 @@ def test_installed_sbatch_finds_the_same_script(installed: Sbatch) -> None:
         assert read(*words, "no-such-script").script == "no-such-script"
         assert "Unable to open file 1" not in told, words
         assert "Batch script is empty" not in told, words
-
-
-def test_short_options_belong_to_the_table() -> None:
-    assert all(name in LONG for name in SHORT.values())
-    assert all(len(letter) == 1 for letter in SHORT)

@@ -80,11 +80,6 @@ def test_where_no_interpreter_has_torch_both_are_named_with_what_to_do(desk: Des
     assert f"no torch found by {desk.job}: " in said
 
 
-def test_nothing_is_said_of_a_job_that_shows_no_wish_for_torch(desk: Desk) -> None:
-    assert desk.said() == []
-    assert desk.said(JobSpec(check="light"), asked={"gpus": "8"}) == []
-
-
 def test_torch_of_the_job_or_of_slurm_health_is_enough(desk: Desk, tmp_path: Path) -> None:
     desk.install_torch(desk.ours.parents[1])
     assert desk.said() == []
@@ -113,12 +108,19 @@ def test_nothing_is_said_of_an_interpreter_that_is_a_script(
 
 
 @pytest.mark.parametrize(
-    "asked", [{"container": "x"}, {"container-image": "x"}, {"export": "NONE"}]
+    ("spec", "asked"),
+    [
+        (JobSpec(), {}),
+        (JobSpec(check="light"), {"gpus": "8"}),
+        (JobSpec(), {"container": "x"}),
+        (JobSpec(), {"container-image": "x"}),
+        (JobSpec(), {"export": "NONE"}),
+    ],
 )
-def test_nothing_is_said_where_the_job_has_another_image_or_path(
-    desk: Desk, asked: dict[str, str]
+def test_nothing_is_said_of_a_job_without_a_wish_for_torch_or_with_another_image_or_path(
+    desk: Desk, spec: JobSpec, asked: dict[str, str]
 ) -> None:
-    assert desk.said(asked=asked) == []
+    assert desk.said(spec, asked=asked) == []
 
 
 def test_nothing_is_said_where_a_setup_decides(desk: Desk, tmp_path: Path) -> None:

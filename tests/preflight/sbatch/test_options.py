@@ -11,7 +11,6 @@ import pytest
 from slurm_health.preflight.decide.policy import OnStraggler
 from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.options import FOR_JOB, given_in, job_spec
-from slurm_health.preflight.sbatch.submit import help_text
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ConfigError
 from tests.support.desk import Desk, launcher_spec
@@ -71,6 +70,7 @@ def test_bad_line_is_named_with_its_number(desk: Desk, line: str, message: str) 
 @pytest.mark.parametrize(
     ("words", "extra", "message"),
     [
+        (["--spares=few"], {}, r"--spares: expected a whole number.*lemons"),
         (["--max-requeues=-1"], {}, "command line: --max-requeues: expected a whole number"),
         (["--journal=/j/\udcff"], {}, r"command line: --journal: .* is not UTF-8"),
         (["--check=", "x"], {}, "command line: --check: '': names nothing to check; valid: auto"),
@@ -106,39 +106,22 @@ def test_help_names_every_option_and_how_variables_are_called(
     assert "SLURM_HEALTH_MAX_REQUEUES=2" in shown
     assert "--dry-run" in shown
     assert "sbatch --help" in shown
+    assert max(map(len, shown.splitlines())) < 80
     assert not desk.called
 
 
-def test_help_fits_a_terminal_of_80_columns() -> None:
-    assert max(map(len, help_text().splitlines())) < 80
-
-
-@pytest.mark.parametrize("restarts", [0, 2])
+@pytest.mark.parametrize(("spares", "restarts"), [(2, 0), (2, 2), (0, 3)])
 def test_a_job_with_spares_and_restarts_keeps_its_spares_and_outlives_a_node(
-    desk: Desk, restarts: int
+    desk: Desk, spares: int, restarts: int
 ) -> None:
-    desk.submit("-N4", "--spares=2", f"--max-restarts={restarts}", "train.sh")
+    desk.submit("-N4", f"--spares={spares}", f"--max-restarts={restarts}", "train.sh")
 
-    assert "--nodes=6" in desk.words
-    assert ("--no-kill" in desk.words) is bool(restarts)
+    kept = bool(spares and restarts)
+    assert not spares or "--nodes=6" in desk.words
+    assert ("--no-kill" in desk.words) is kept
     spec = launcher_spec(desk.text)
-    assert (spec.keeps_spares, spec.max_restarts, spec.nodes_wanted) == (
-        bool(restarts),
-        restarts,
-        4,
-    )
-
-
-def test_restarts_alone_change_nothing_that_sbatch_is_asked_for(desk: Desk) -> None:
-    desk.submit("-N4", "--max-restarts=3", "train.sh")
-
-    assert "--no-kill" not in desk.words
-    assert launcher_spec(desk.text).max_restarts == 3
-
-
-def test_a_word_that_is_no_number_of_spares_is_refused(desk: Desk) -> None:
-    with pytest.raises(ConfigError, match=r"--spares: expected a whole number.*lemons"):
-        desk.submit("-N4", "--spares=few", "train.sh")
+    assert (spec.keeps_spares, spec.max_restarts) == (kept, restarts)
+    assert not spares or spec.nodes_wanted == 4
 
 
 def test_what_is_asked_for_reads_back_as_itself() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from difflib import unified_diff
@@ -131,12 +130,6 @@ def foreign_options_sbatch_reads(text: bytes) -> list[bytes]:
 def test_sbatch_reads_the_same_options_once(script: bytes) -> None:
     assert options_sbatch_reads(render(script)) == options_sbatch_reads(script)
     assert foreign_options_sbatch_reads(render(script)) == foreign_options_sbatch_reads(script)
-
-
-def test_wrapped_job_is_named_first_so_that_all_else_wins() -> None:
-    script = batch_script.wrapped(b"#SBATCH --job-name=mine\nhostname")
-    lines = options_sbatch_reads(render(script, is_wrap=True))
-    assert lines == [b"#SBATCH --job-name=wrap", b"#SBATCH --job-name=mine"]
 
 
 @pytest.mark.parametrize(
@@ -374,9 +367,3 @@ def test_script_gets_its_own_environment_through_any_shell(bench: Bench, shell: 
     ours = bench.finish(bench.start([*shell.split(), str(path)], environ=environ))
     assert ours == alone
     assert b"BASH_FUNC_module%%" in ours[1]
-
-
-def test_template_is_a_valid_script_for_the_strictest_shell(bench: Bench) -> None:
-    path = submitted(bench, render(PLAIN))
-    subprocess.run(["sh", "-n", str(path)], check=True)
-    assert path.read_bytes().startswith(b"#!/bin/sh\n#SBATCH -N 2\n")

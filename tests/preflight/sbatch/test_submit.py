@@ -69,10 +69,6 @@ def test_a_directory_that_is_closed_to_the_user_ends_in_a_sentence(
     assert "Traceback" not in done.stderr
 
 
-def test_exit_code_is_that_of_sbatch(desk: Desk) -> None:
-    assert desk.submit("train.sh", FAKE_CODE="17") == 17
-
-
 def test_environment_of_sbatch_is_ours(desk: Desk) -> None:
     desk.submit("train.sh", SBATCH_PARTITION="x", SLURM_HEALTH_MAX_REQUEUES="1")
     ours = {os.fsencode(key): os.fsencode(value) for key, value in desk.environ.items()}
@@ -130,22 +126,6 @@ def test_option_of_a_plugin_is_looked_up(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        ["--test-only", "train.sh"],
-        ["-N2", "--version"],
-        ["-V"],
-        ["--usage"],
-        ["--external", "-N2"],
-        ["--test-on", "-J", "x", "train.sh", "a"],
-    ],
-)
-def test_what_submits_no_script_goes_straight_to_sbatch(desk: Desk, words: list[str]) -> None:
-    assert desk.submit(*words) == 0
-    assert desk.words == words
-
-
-@pytest.mark.parametrize(
     ("words", "extra"),
     [
         (["--check=off", "-N2", "train.sh", "--check=off"], {}),
@@ -187,11 +167,26 @@ def test_what_sbatch_refuses_it_is_given_as_it_is(
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["missing.sh"], ["."], ["--wrap=x", "train.sh"], ["--bogus", "train.sh"], ["-Y"], ["-N"]],
+    ("words", "code"),
+    [
+        (["--test-only", "train.sh"], 0),
+        (["-N2", "--version"], 0),
+        (["-V"], 0),
+        (["--usage"], 0),
+        (["--external", "-N2"], 0),
+        (["--test-on", "-J", "x", "train.sh", "a"], 0),
+        (["missing.sh"], 1),
+        (["."], 1),
+        (["--wrap=x", "train.sh"], 1),
+        (["--bogus", "train.sh"], 1),
+        (["-Y"], 1),
+        (["-N"], 1),
+    ],
 )
-def test_words_that_sbatch_refuses_it_is_given_as_they_are(desk: Desk, words: list[str]) -> None:
-    assert desk.submit(*words, FAKE_CODE="1") == 1
+def test_what_submits_no_script_or_is_refused_goes_straight_to_sbatch(
+    desk: Desk, words: list[str], code: int
+) -> None:
+    assert desk.submit(*words, FAKE_CODE=str(code)) == code
     assert desk.words == words
 
 

@@ -75,17 +75,11 @@ def checked_once(text: str) -> bool:
     return text.count("-m slurm_health supervise") == 1
 
 
+@pytest.mark.parametrize("called", [["sbatch"], [*COMMAND, "sbatch"]], ids=["wrapper", "ours"])
 def test_whoever_calls_the_wrapper_submits_a_job_that_is_checked_once(
-    site: Site, tmp_path: Path
+    site: Site, tmp_path: Path, called: list[str]
 ) -> None:
-    done = site.run("sbatch", "-N2", f"{tmp_path}/train.sh")
-    assert (done.returncode, done.stdout) == (0, "Submitted batch job 12\n"), done.stderr
-    assert checked_once(site.script)
-    assert len(site.calls) == 1
-
-
-def test_our_own_command_behind_a_wrapper_wraps_the_script_once(site: Site, tmp_path: Path) -> None:
-    done = site.run(*COMMAND, "sbatch", "-N2", f"{tmp_path}/train.sh")
+    done = site.run(*called, "-N2", f"{tmp_path}/train.sh")
     assert (done.returncode, done.stdout) == (0, "Submitted batch job 12\n"), done.stderr
     assert checked_once(site.script)
     assert len(site.calls) == 1

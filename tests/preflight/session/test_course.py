@@ -23,6 +23,7 @@ from slurm_health.records.verdict import (
 )
 
 NODES = ("n1", "n2", "n3", "n4")
+WRONG = "device 0 computes wrong results"
 Ended = list[Sequence[GroupResult]]
 
 
@@ -69,15 +70,6 @@ def crashing_alone(node: str, times: int) -> Callable[[str, tuple[str, ...]], Gr
     return answer
 
 
-def test_healthy_nodes_pass_each_phase_in_its_least_rounds() -> None:
-    under_test = course("thorough")
-
-    _, names = run(under_test, lambda _, group: measured(group))
-
-    assert names == ["solo", "pair", "size", "gpt", "gpt"]
-    assert under_test.verdict().named(Level.HEALTHY) == NODES
-
-
 @pytest.mark.parametrize("crashes", [0, 1, 9])
 def test_a_course_that_is_replayed_comes_to_the_same_round(crashes: int) -> None:
     ended, _ = run(course("thorough"), crashing_alone("n3", crashes))
@@ -88,27 +80,41 @@ def test_a_course_that_is_replayed_comes_to_the_same_round(crashes: int) -> None
         assert set(planned.groups) == {result.nodes for result in ended[known]}
 
 
-def test_who_calculates_wrongly_twice_alone_meets_nobody() -> None:
-    text = "device 0 computes wrong results"
+def nodes_of(phase: str, ended: Ended, names: Sequence[str]) -> list[set[str]]:
+    """Return which nodes took part in each round of a phase."""
+    return [
+        {node for result in results for node in result.nodes}
+        for results, name in zip(ended, names, strict=True)
+        if name == phase
+    ]
+
+
+@pytest.mark.parametrize(
+    ("crashed", "said", "reason"),
+    [
+        (True, WRONG, f"{WRONG} (2 solo tests)"),
+        (False, "", "did not finish in time (2 solo tests)"),
+    ],
+    ids=["computes wrongly", "hangs"],
+)
+def test_who_fails_twice_alone_is_faulty_and_meets_nobody(
+    crashed: bool, said: str, reason: str
+) -> None:
+    outcome = Outcome.FAILED if crashed else Outcome.TIMED_OUT
 
     def answer(phase: str, group: tuple[str, ...]) -> GroupResult:
         if phase == "solo" and group == ("n3",):
-            said = {"n3": text}
-            return GroupResult(nodes=group, outcome=Outcome.FAILED, crashed=group, said=said)
+            words, dead = ({"n3": said}, group) if crashed else ({}, ())
+            return GroupResult(nodes=group, outcome=outcome, crashed=dead, said=words)
         return measured(group)
 
     under_test = course("standard")
     ended, names = run(under_test, answer)
-    verdict = under_test.verdict()
 
+    verdict = under_test.verdict()
     assert verdict.named(Level.FAULTY) == ("n3",)
-    assert verdict.nodes["n3"].reason == f"{text} (2 solo tests)"
-    assert not any(
-        "n3" in result.nodes
-        for results, phase in zip(ended, names, strict=True)
-        if phase == "pair"
-        for result in results
-    )
+    assert verdict.nodes["n3"].reason == reason
+    assert not any("n3" in nodes for nodes in nodes_of("pair", ended, names))
 
 
 def test_while_a_process_that_crashed_alone_starts_again_the_others_meet() -> None:
@@ -129,11 +135,7 @@ def test_who_crashed_alone_once_meets_the_others_after_them() -> None:
     under_test = course("standard")
     ended, names = run(under_test, crashing_alone("n3", 1))
 
-    met = [
-        {node for result in results for node in result.nodes}
-        for results, phase in zip(ended, names, strict=True)
-        if phase == "pair"
-    ]
+    met = nodes_of("pair", ended, names)
     assert names == ["solo", "pair", "pair", "pair", "solo", "solo", "pair"]
     assert met[-1] == set(NODES)
     assert not any("n3" in nodes for nodes in met[:-1])
@@ -149,27 +151,13 @@ def test_who_is_slow_alone_is_compared_with_all_others_once_more() -> None:
     assert set(alone) == {len(NODES)}
 
 
-def test_a_node_that_hangs_twice_alone_is_said_to_have_hung() -> None:
-    def answer(phase: str, group: tuple[str, ...]) -> GroupResult:
-        if phase == "solo" and group == ("n3",):
-            return GroupResult(nodes=group, outcome=Outcome.TIMED_OUT)
-        return measured(group)
-
-    under_test = course("standard")
-    run(under_test, answer)
-
-    assert under_test.verdict().named(Level.FAULTY) == ("n3",)
-    assert under_test.verdict().nodes["n3"].reason == "did not finish in time (2 solo tests)"
-
-
 def test_nobody_is_blamed_for_what_could_not_be_measured() -> None:
-    text = "another process holds the device"
+    said = {"n2": "another process holds the device"}
 
-    def answer(phase: str, group: tuple[str, ...]) -> GroupResult:
-        if "n2" in group:
-            said = {"n2": text}
-            return GroupResult(nodes=group, outcome=Outcome.NOT_RUN, silent=("n2",), said=said)
-        return measured(group)
+    def answer(_phase: str, group: tuple[str, ...]) -> GroupResult:
+        if "n2" not in group:
+            return measured(group)
+        return GroupResult(nodes=group, outcome=Outcome.NOT_RUN, silent=("n2",), said=said)
 
     under_test = course("standard")
     run(under_test, answer)
@@ -177,7 +165,7 @@ def test_nobody_is_blamed_for_what_could_not_be_measured() -> None:
 
     assert verdict.named(Level.HEALTHY) == ("n1", "n3", "n4")
     assert verdict.nodes["n2"].level is Level.INCONCLUSIVE
-    assert verdict.nodes["n2"].reason == f"could not be measured: {text}"
+    assert verdict.nodes["n2"].reason == f"could not be measured: {said['n2']}"
 
 
 def test_a_slow_node_trains_no_gpt() -> None:
@@ -186,14 +174,7 @@ def test_a_slow_node_trains_no_gpt() -> None:
     ended, names = run(under_test, lambda _, group: measured(group, {"n4": 1.5}))
 
     assert under_test.verdict().named(Level.SLOW) == ("n4",)
-    trained = {
-        node
-        for results, phase in zip(ended, names, strict=True)
-        if phase == "gpt"
-        for result in results
-        for node in result.nodes
-    }
-    assert trained == {"n1", "n2", "n3"}
+    assert set().union(*nodes_of("gpt", ended, names)) == {"n1", "n2", "n3"}
 
 
 @pytest.mark.parametrize("slowdown", [1.15, 1.5, 4.0])

@@ -51,54 +51,30 @@ def test_bandwidth_is_what_nccl_tests_prints() -> None:
     assert busbw == pytest.approx(208.78, abs=0.01)
 
 
-def test_a_nodes_own_work_counts_by_its_median_and_a_transfer_by_its_lower_quartile() -> None:
-    iterations = [[1.0, 2.0, 3.0, 4.0, 100.0]]
-
-    assert reduced_ms(sampled("n1", "matmul", *iterations)) == 3.0
-    assert reduced_ms(sampled("n1", "allgather", *iterations)) == 2.0
-
-
-def test_the_slowest_device_counts() -> None:
-    assert reduced_ms(sampled("n1", "matmul", *[[1.0] * 3, [9.0] * 3, [2.0] * 3])) == 9.0
-
-
-@pytest.mark.parametrize("iterations", [[], [[]], [[0.0]], [[-1.0]], [[float("inf")]]])
-def test_what_cannot_have_been_measured_is_unknown_and_not_zero(
-    iterations: list[list[float]],
+@pytest.mark.parametrize(
+    ("probe", "iteration_ms", "taken_ms", "expected_ms"),
+    [
+        pytest.param("matmul", [[1.0, 2.0, 3.0, 4.0, 100.0]], None, 3.0, id="own work: median"),
+        pytest.param("allgather", [[1.0, 2.0, 3.0, 4.0, 99.0]], None, 2.0, id="transfer: quartile"),
+        pytest.param("matmul", [[1.0] * 3, [9.0] * 3, [2.0] * 3], None, 9.0, id="slowest device"),
+        pytest.param("matmul", [[10.0, 30.0, 90.0]], [0.0, 20.0, 80.0], 10.0, id="crowded"),
+        pytest.param("matmul", [[10.0, 11.0, 12.0, 90.0]], [0, 0, 0, 80.0], 11.0, id="one window"),
+        ("matmul", [], None, None),
+        ("matmul", [[]], None, None),
+        ("matmul", [[0.0]], None, None),
+        ("matmul", [[-1.0]], None, None),
+        pytest.param("matmul", [[float("inf")]], None, None, id="endless"),
+    ],
+)
+def test_a_probe_has_one_time_without_what_others_took_or_none_if_it_cannot_have_been_measured(
+    probe: str,
+    iteration_ms: list[list[float]],
+    taken_ms: list[float] | None,
+    expected_ms: float | None,
 ) -> None:
-    assert reduced_ms(sampled("n1", "matmul", *iterations)) is None
+    reduced = reduced_ms(sampled("n1", probe, *iteration_ms, taken_ms=taken_ms))
 
-
-def test_a_group_is_as_slow_as_its_slowest_member_and_each_node_has_its_own_work() -> None:
-    result = group_result(
-        GROUP,
-        [
-            sampled("n1", "matmul", [3.0]),
-            sampled("n2", "matmul", [4.0]),
-            sampled("n1", "allgather", [50.0]),
-            sampled("n2", "allgather", [51.0]),
-        ],
-        reports(n1=Outcome.MEASURED, n2=Outcome.MEASURED),
-    )
-
-    assert result == GroupResult(
-        nodes=GROUP,
-        outcome=Outcome.MEASURED,
-        shared_ms={ALLGATHER: 51.0},
-        node_ms={MATMUL: {"n1": 3.0, "n2": 4.0}},
-    )
-
-
-def test_while_others_have_the_processors_nothing_is_a_nodes_own_time() -> None:
-    crowded = sampled("n1", "matmul", [10.0, 30.0, 90.0], taken_ms=[0.0, 20.0, 80.0])
-
-    assert reduced_ms(crowded) == pytest.approx(10.0)
-
-
-def test_what_was_taken_of_one_window_changes_nothing_of_the_others() -> None:
-    burst = sampled("n1", "matmul", [10.0, 11.0, 12.0, 13.0, 90.0], taken_ms=[0, 0, 0, 0, 80.0])
-
-    assert reduced_ms(burst) == pytest.approx(11.0, abs=1.0)
+    assert reduced == (None if expected_ms is None else pytest.approx(expected_ms, abs=1.0))
 
 
 def test_what_others_took_of_one_member_the_whole_group_has_waited_for() -> None:
@@ -260,58 +236,73 @@ def test_what_failed_between_two_nodes_is_said_of_both() -> None:
         assert any(wrong in line for line in verdict.evidence)
 
 
-def test_each_device_of_a_node_is_judged_apart_so_that_a_verdict_can_name_it() -> None:
-    result = group_result(
-        ("n1",), [sampled("n1", "matmul", [3.0], [4.5], [3.1])], reports(n1=Outcome.MEASURED)
+OF_PAIR = [
+    sampled("n1", "matmul", [3.0]),
+    sampled("n2", "matmul", [4.0]),
+    sampled("n1", "allgather", [50.0]),
+    sampled("n2", "allgather", [51.0]),
+]
+RAILS = [
+    replace(sampled(node, "rail_allgather", *times_ms), scope="rail")
+    for node, times_ms in (("n1", ([5.0], [5.1])), ("n2", ([5.2], [9.9])))
+]
+MODELS = {"n1": "NVIDIA H200", "n2": "NVIDIA A100"}
+
+
+@pytest.mark.parametrize(
+    ("samples", "models", "shared_ms", "node_ms"),
+    [
+        pytest.param(
+            OF_PAIR,
+            {},
+            {ALLGATHER: 51.0},
+            {MATMUL: {"n1": 3.0, "n2": 4.0}},
+            id="a group is as slow as its slowest member",
+        ),
+        pytest.param(
+            OF_PAIR,
+            MODELS,
+            {ALLGATHER: 51.0},
+            {replace(MATMUL, model=MODELS[f"n{n}"]): {f"n{n}": n + 2.0} for n in (1, 2)},
+            id="other models are not compared in what they do alone",
+        ),
+        pytest.param(
+            [sampled("n1", "matmul", [3.0], [4.5])],
+            {},
+            {},
+            {replace(MATMUL, part=f"device {n}"): {"n1": 3.0 + 1.5 * n} for n in (0, 1)},
+            id="each device is judged apart",
+        ),
+        pytest.param(
+            RAILS,
+            {},
+            {
+                Metric(probe="rail_allgather", part="rail 0"): 5.2,
+                Metric(probe="rail_allgather", part="rail 1"): 9.9,
+            },
+            {},
+            id="a rail is as slow as the slower of its two devices",
+        ),
+        pytest.param(
+            [replace(sampled("n1", "node_allgather", [5.0], [6.0]), scope="node")],
+            {},
+            {},
+            {Metric(probe="node_allgather"): {"n1": 6.0}},
+            id="the devices of a node together have one time",
+        ),
+    ],
+)
+def test_what_a_group_measured_is_kept_by_whom_it_tells_of(
+    samples: list[Sampled],
+    models: dict[str, str],
+    shared_ms: dict[Metric | str, float],
+    node_ms: Mapping[Metric | str, Mapping[str, float]],
+) -> None:
+    ended = reports(n1=Outcome.MEASURED, n2=Outcome.MEASURED)
+
+    assert group_result(GROUP, samples, ended, models=models) == GroupResult(
+        nodes=GROUP, outcome=Outcome.MEASURED, shared_ms=shared_ms, node_ms=node_ms
     )
-
-    assert result.node_ms == {
-        replace(MATMUL, part="device 0"): {"n1": 3.0},
-        replace(MATMUL, part="device 1"): {"n1": 4.5},
-        replace(MATMUL, part="device 2"): {"n1": 3.1},
-    }
-
-
-def test_a_rail_is_as_slow_as_the_slower_of_its_two_devices() -> None:
-    rails = [
-        replace(sampled(node, "rail_allgather", *times), scope="rail")
-        for node, times in (("n1", ([5.0], [5.1])), ("n2", ([5.2], [9.9])))
-    ]
-
-    result = group_result(GROUP, rails, reports(n1=Outcome.MEASURED, n2=Outcome.MEASURED))
-
-    assert result.shared_ms == {
-        Metric(probe="rail_allgather", part="rail 0"): 5.2,
-        Metric(probe="rail_allgather", part="rail 1"): 9.9,
-    }
-
-
-def test_the_devices_of_a_node_together_have_one_time_of_its_own() -> None:
-    together = replace(sampled("n1", "node_allgather", [5.0], [6.0]), scope="node")
-
-    result = group_result(("n1",), [together], reports(n1=Outcome.MEASURED))
-
-    assert result.node_ms == {Metric(probe="node_allgather"): {"n1": 6.0}}
-    assert result.shared_ms == {}
-
-
-def test_nodes_of_different_models_are_not_compared_in_what_they_do_alone() -> None:
-    models = {"n1": "NVIDIA H200", "n2": "NVIDIA A100"}
-    samples = [
-        sampled("n1", "matmul", [3.0]),
-        sampled("n2", "matmul", [9.0]),
-        sampled("n1", "allgather", [50.0]),
-        sampled("n2", "allgather", [50.0]),
-    ]
-
-    told = reports(n1=Outcome.MEASURED, n2=Outcome.MEASURED)
-    result = group_result(GROUP, samples, told, models=models)
-
-    assert result.node_ms == {
-        replace(MATMUL, model="NVIDIA H200"): {"n1": 3.0},
-        replace(MATMUL, model="NVIDIA A100"): {"n2": 9.0},
-    }
-    assert result.shared_ms == {ALLGATHER: 50.0}
 
 
 def test_a_probe_that_could_not_measure_counts_like_a_node_that_was_not_there() -> None:

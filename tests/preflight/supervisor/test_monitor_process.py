@@ -65,16 +65,6 @@ def running(bench: Bench, module: str) -> list[int]:
     return found
 
 
-def test_a_training_has_an_agent_until_its_script_ends(bench: Bench) -> None:
-    process = start(bench, TRAINS)
-    eventually(lambda: running(bench, AGENT), "an agent")
-    (bench.directory / "end").touch()
-    code, _, said = bench.finish(process)
-
-    assert (code, b"monitor" in said) == (5, False)
-    assert running(bench, WATCH) == running(bench, AGENT) == []
-
-
 def test_a_script_of_seconds_is_not_held_up(bench: Bench) -> None:
     (bench.directory / "end").touch()
     code, _, said = bench.finish(start(bench, WAITS, after_s="600"))

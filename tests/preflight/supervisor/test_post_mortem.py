@@ -37,27 +37,28 @@ def holding(limit_s: float, *argv: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize(("end", "code"), [("exit 3", 3), ("kill -9 $$", -9), ("kill $$", -15)])
-def test_a_failed_script_is_explained_and_ends_as_it_did(bench: Bench, end: str, code: int) -> None:
-    ended, _, said = bench.finish(bench.supervised(RAISES + end))
+@pytest.mark.parametrize(
+    ("script", "code", "why"),
+    [
+        (RAISES + "exit 3", 3, b"KeyError: 'lr'"),
+        (RAISES + "kill -9 $$", -9, b"KeyError: 'lr'"),
+        (RAISES + "kill $$", -15, b"KeyError: 'lr'"),
+        (
+            "#!/bin/bash\necho mine >&2; kill -SEGV $$",
+            -11,
+            b"crashed (SIGSEGV, a segmentation fault)",
+        ),
+        ("#!/bin/bash\nkill -9 0", -9, b"was killed by SIGKILL"),
+    ],
+)
+def test_a_failed_script_is_explained_and_ends_as_it_did(
+    bench: Bench, script: str, code: int, why: bytes
+) -> None:
+    ended, _, said = bench.finish(bench.supervised(script))
 
     assert ended == code
     assert b"slurm-health: post-mortem: why train.sh failed" in said
-    assert b"KeyError: 'lr'" in said.partition(b"post-mortem")[2]
-
-
-def test_a_script_that_ends_well_is_not_spoken_of(bench: Bench) -> None:
-    code, _, said = bench.finish(bench.supervised("#!/bin/bash\nexit 0\n"))
-
-    assert (code, said) == (0, b"")
-
-
-def recorded(bench: Bench) -> Path:
-    """Have the check answer with a directory of the journal."""
-    run = bench.directory / "journal" / "lab" / "12" / "0"
-    journal.create(run, [journal.SUPERVISOR])
-    bench.answer("proceed", directory=str(run))
-    return run
+    assert why in said.partition(b"post-mortem")[2]
 
 
 @pytest.mark.parametrize("trap", [True, False], ids=["a trap", "no signal here"])
@@ -68,7 +69,7 @@ def test_a_script_that_ends_well_when_slurm_ends_its_job_is_told_to_have_been_en
     bench: Bench, trap: bool, due_to: str, cause: str
 ) -> None:
     """What ran ends first, and the script goes on; or it writes a checkpoint at the signal."""
-    run = recorded(bench)
+    run = bench.journal()
     said = f"*** JOB 12 ON n1 CANCELLED AT $(date +%Y-%m-%dT%H:%M:%S){due_to} ***"
     line = f'echo "slurmstepd-n1: error: {said}" >&2\n'
     waits = "trap 'exit 0' TERM\necho ready >>$LOG\nwhile :; do read -rt 1 <> <(:); done\n"
@@ -101,7 +102,7 @@ def test_an_output_that_no_longer_answers_holds_no_job_whose_script_ended_well(
 
 
 def test_a_script_that_ends_well_at_a_signal_of_its_users_is_not_spoken_of(bench: Bench) -> None:
-    run = recorded(bench)
+    run = bench.journal()
     text = (
         "#!/bin/bash\necho \"[rank1]: KeyError: 'lr'\" >&2\n"
         "trap 'exit 0' TERM\necho ready >>$LOG\nwhile :; do read -rt 1 <> <(:); done\n"

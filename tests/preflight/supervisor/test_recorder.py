@@ -1,39 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The start and the end of the script are recorded, and nothing waits for that."""
+"""What is recorded of a script, by us and by its PyTorch, and that nothing waits for it."""
 
 from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
+from slurm_health.preflight.supervisor import monitor_process
+from slurm_health.preflight.supervisor.flight_recorder import recording
 from slurm_health.records.script_records import ScriptEnded, ScriptStarted
 from slurm_health.system import journal
 from tests.support.supervised import Bench, hung_filesystem
 
 
-def test_start_and_end_of_the_script_are_recorded(bench: Bench) -> None:
-    run = bench.directory / "run"
-    run.mkdir()
-    bench.answer("proceed", directory=str(run))
-    assert bench.finish(bench.supervised("#!/bin/sh\necho $$\nexit 4\n"))[0] == 4
+@pytest.mark.parametrize(("end", "code", "number"), [("exit 4", 4, 0), ("kill -KILL $$", 137, 9)])
+def test_start_and_end_of_the_script_are_recorded(
+    bench: Bench, end: str, code: int, number: int
+) -> None:
+    run = bench.journal()
+    bench.finish(bench.supervised(f"#!/bin/sh\necho $$\n{end}\n"))
     started, ended = (entry.record for entry in journal.read_all(run, journal.SUPERVISOR))
     assert isinstance(started, ScriptStarted)
     assert started.script == "train.sh"
     assert isinstance(ended, ScriptEnded)
-    assert (ended.exit_code, ended.signal) == (4, 0)
+    assert (ended.exit_code, ended.signal) == (code, number)
     assert ended.duration_s > 0
-
-
-def test_death_by_a_signal_is_recorded(bench: Bench) -> None:
-    run = bench.directory / "run"
-    run.mkdir()
-    bench.answer("proceed", directory=str(run))
-    bench.finish(bench.supervised("#!/bin/sh\nkill -KILL $$\n"))
-    ended = journal.read_all(run, journal.SUPERVISOR)[-1].record
-    assert isinstance(ended, ScriptEnded)
-    assert (ended.exit_code, ended.signal) == (137, 9)
 
 
 def test_journal_that_cannot_be_written_is_a_line_and_no_more(bench: Bench) -> None:
@@ -63,10 +57,81 @@ def test_journal_that_hangs_holds_up_neither_signals_nor_the_end(bench: Bench) -
 
 
 def test_what_lies_in_the_place_of_the_journal_holds_up_nothing(bench: Bench) -> None:
-    run = bench.directory / "run"
-    run.mkdir()
-    os.mkfifo(journal.path_of(run, journal.SUPERVISOR))
-    bench.answer("proceed", directory=str(run))
+    os.mkfifo(journal.path_of(bench.journal(), journal.SUPERVISOR))
     code, out, err = bench.finish(bench.supervised("#!/bin/sh\necho ran\n"))
     assert (code, out) == (0, b"ran\n")
     assert b"supervisor.jsonl is not a plain file" in err
+
+
+ON = ("--flight-recorder",)
+SHOWS = "#!/bin/sh\nenv | grep ^TORCH_ | sort\necho ran\n"
+
+
+def test_the_flight_recorder_is_switched_on_where_that_was_asked_for(bench: Bench) -> None:
+    own = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "7"}
+    bench.answer("proceed", directory=str(bench.directory / "journal"))
+    _, out, err = bench.finish(
+        bench.supervised(SHOWS, options=ON, environ={**bench.environ(), **own})
+    )
+
+    files = f"{bench.directory}/journal/flight-rank-"
+    assert out.decode().splitlines() == [
+        f"TORCH_FR_DUMP_TEMP_FILE={files}",
+        f"TORCH_NCCL_DEBUG_INFO_TEMP_FILE={files}",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT=1",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE=7",
+        "ran",
+    ]
+    assert b"--flight-recorder" not in err
+
+
+def test_a_script_whose_journal_takes_no_pipe_is_told_of_none(tmp_path: Path) -> None:
+    pipes, none = (
+        recording({"PATH": "/bin"}, str(directory), limit_s=60)
+        for directory in (tmp_path, tmp_path / "gone")
+    )
+
+    assert monitor_process.PIPES in pipes
+    assert none.keys() == pipes.keys() - {monitor_process.PIPES}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_the_torch_of_the_check_only_the_names_that_it_knows_are_set(tmp_path: Path) -> None:
+    (tmp_path / "n1.jsonl").write_text('{"kind": "workers_ready", "torch": "2.9.1"}\n')
+
+    found = recording({"PATH": "/bin"}, str(tmp_path), limit_s=60)
+
+    assert "TORCH_FR_BUFFER_SIZE" in found
+    assert "TORCH_NCCL_TRACE_BUFFER_SIZE" not in found
+
+
+@pytest.mark.parametrize("quiet", [(), ("--quiet",)], ids=["a job's output", "the machine's log"])
+def test_a_script_runs_without_the_flight_recorder_where_a_file_of_the_journal_cannot_be_read(
+    bench: Bench, quiet: tuple[str, ...]
+) -> None:
+    run = bench.journal()
+    (run / "n1.jsonl").mkdir()  # to read it is an error, for root too
+
+    code, out, err = bench.finish(bench.supervised(SHOWS, options=(*ON, *quiet)))
+
+    assert (code, out) == (0, b"ran\n")
+    said = f"slurm-health: --flight-recorder: the script's PyTorch does not record: journal {run}: "
+    lines = [line for line in err.decode().splitlines() if line.startswith(said)]
+    assert [line.count("Is a directory") for line in lines] == ([] if quiet else [1])
+    assert b"Traceback" not in err
+
+
+@pytest.mark.root
+def test_a_script_runs_without_the_flight_recorder_where_the_journal_hangs(bench: Bench) -> None:
+    with hung_filesystem(bench) as (run, wrapper, environ):
+        bench.answer("proceed", directory=str(run))
+        process = bench.supervised(
+            SHOWS,
+            options=(*ON, "--journal-wait-s", "0.2"),
+            wrapper=wrapper,
+            environ=environ,
+        )
+        code, out, err = bench.finish(process)
+    assert (code, out) == (0, b"ran\n")
+    assert b"does not record: journal " in err
+    assert b"its filesystem did not answer within 0.2 s\n" in err

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A script that has failed is started again as it is answered, and only then."""
+"""A script that has failed is started again as it is answered, on the nodes that are kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.preflight.supervisor.kept_spares import cpus_of
+from slurm_health.preflight.supervisor.kept_spares import cpus_of, resized_environ
 from slurm_health.records.script_records import ScriptEnded, ScriptStarted
 from slurm_health.system import journal
 from tests.support.supervised import Bench
@@ -56,15 +56,6 @@ def test_a_script_that_fails_is_started_again_until_it_ends_well(bench: Bench) -
     told = bench.told_after_failure()
     assert [each["restart"] for each in told] == [1, 2]
     assert (told[0]["batch_node"], told[0]["max_restarts"]) == ("n1", 3)
-
-
-def test_nothing_changes_for_a_job_that_asks_for_no_restart(bench: Bench) -> None:
-    bench.after_failure(AGAIN)
-    job = bench.supervised("#!/bin/sh\necho ${SLURM_HEALTH_RESTART_COUNT-unset}; exit 7\n")
-
-    code, out, _ = bench.finish(job)
-
-    assert (code, out, bench.told_after_failure()) == (7, b"unset\n", [])
 
 
 def test_restarts_that_are_used_up_leave_the_code_of_the_script(bench: Bench) -> None:
@@ -132,17 +123,87 @@ def test_a_job_that_is_moved_elsewhere_waits_for_its_end(bench: Bench) -> None:
     assert b"Slurm has not requeued the job within 0.2 s" in err
 
 
-def test_a_spare_is_held_with_all_cpus_that_the_job_has_there() -> None:
-    environ = {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_JOB_CPUS_PER_NODE": "8(x3),64"}
+@pytest.mark.parametrize(
+    ("nodes", "cpus", "expected"),
+    [
+        ("n[1-4]", "8(x3),64", {"n2": 8, "n4": 64, "n9": 1}),
+        ("r1-n[1-2],r2-n1,r10-n1", "8(x2),16,32", {"r1-n2": 8, "r2-n1": 16, "r10-n1": 32}),
+    ],
+)
+def test_a_spare_is_held_with_all_cpus_that_the_job_has_there(
+    nodes: str, cpus: str, expected: dict[str, int]
+) -> None:
+    environ = {"SLURM_JOB_NODELIST": nodes, "SLURM_JOB_CPUS_PER_NODE": cpus}
 
-    assert [cpus_of(node, environ) for node in ("n2", "n4", "n9")] == [8, 64, 1]
+    assert {node: cpus_of(node, environ) for node in expected} == expected
 
 
-def test_cpus_are_counted_along_the_nodes_as_slurm_lists_them() -> None:
+FIVE_NODES = {
+    "SLURM_JOB_NODELIST": "n[1-5]",
+    "SLURM_NODELIST": "n[1-5]",
+    "SLURM_NNODES": "5",
+    "SLURM_JOB_NUM_NODES": "5",
+    "SLURM_JOB_CPUS_PER_NODE": "2(x4),8",
+    "SLURM_TASKS_PER_NODE": "2(x5)",
+    "SLURM_NTASKS": "10",
+    "SLURM_NPROCS": "10",
+    "HOME": "/home/alice",
+}
+
+
+def test_counts_and_lists_are_those_of_the_nodes_that_are_kept() -> None:
+    assert resized_environ(FIVE_NODES, ("n1", "n3", "n5")) == {
+        "SLURM_JOB_NODELIST": "n[1,3,5]",
+        "SLURM_NODELIST": "n[1,3,5]",
+        "SLURM_NNODES": "3",
+        "SLURM_JOB_NUM_NODES": "3",
+        "SLURM_JOB_CPUS_PER_NODE": "2(x2),8",
+        "SLURM_TASKS_PER_NODE": "2(x3)",
+        "SLURM_NTASKS": "6",
+        "SLURM_NPROCS": "6",
+    }
+
+
+def test_variables_the_job_does_not_have_are_not_invented() -> None:
+    environ = {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_NNODES": "4", "SLURM_TASKS_PER_NODE": "1(x4)"}
+    assert resized_environ(environ, ("n1", "n2")) == {
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_NNODES": "2",
+        "SLURM_TASKS_PER_NODE": "1(x2)",
+    }
+
+
+def test_a_count_per_node_that_cannot_be_read_is_left_alone() -> None:
+    environ = {**FIVE_NODES, "SLURM_TASKS_PER_NODE": "many"}
+    assert "SLURM_TASKS_PER_NODE" not in resized_environ(environ, ("n1",))
+    assert "SLURM_NTASKS" not in resized_environ(environ, ("n1",))
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "keep", "left"),
+    [
+        ("r1n4,r2n[1-4]", ("r1n4", "r2n1", "r2n2", "r2n3"), "r1n4,r2n[1-3]"),
+        (
+            "r1n[1-4],r2n[1-4]",
+            ("r1n1", "r1n2", "r1n4", "r2n1", "r2n2", "r2n3", "r2n4"),
+            "r1n[1-2,4],r2n[1-4]",
+        ),
+        ("b[1-2],a[1-2]", ("a1", "b1"), "b1,a1"),
+    ],
+)
+def test_nodes_that_are_kept_stay_in_the_order_of_the_job(
+    nodelist: str, keep: tuple[str, ...], left: str
+) -> None:
+    environ = {"SLURM_JOB_NODELIST": nodelist}
+    assert resized_environ(environ, keep) == {"SLURM_JOB_NODELIST": left}
+
+
+def test_counts_are_those_of_the_nodes_beside_which_slurm_writes_them() -> None:
     environ = {
         "SLURM_JOB_NODELIST": "rack1-node[1-2],rack2-node1,rack10-node1",
         "SLURM_JOB_CPUS_PER_NODE": "8(x2),16,32",
     }
-    nodes = ("rack1-node1", "rack1-node2", "rack2-node1", "rack10-node1")
-
-    assert [cpus_of(node, environ) for node in nodes] == [8, 8, 16, 32]
+    assert resized_environ(environ, ("rack1-node1", "rack10-node1")) == {
+        "SLURM_JOB_NODELIST": "rack1-node1,rack10-node1",
+        "SLURM_JOB_CPUS_PER_NODE": "8,32",
+    }
