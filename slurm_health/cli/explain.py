@@ -87,8 +87,8 @@ def explain(words: tuple[str, ...], nodes: str | None, exit_code: int | None, as
     else:
         raise UsageError(
             f"{cut(one_line(asked), _QUOTED) or 'an empty text'}: no file, and not known to the"
-            " checks, so held against no node. Give a file, a number (79, sxid 22003), a whole line in"
-            " quotes, or a name from the list that `slurm-health explain` prints"
+            " checks, so held against no node. Give a file, a number (79, sxid 22003), a whole line"
+            " in quotes, or a name from the list that `slurm-health explain` prints"
         )
     lines = [*page.paragraph(title), *page.titled(facts)]
     print_answer(reason or error, "\n".join(lines) + "\n", as_json=as_json)
