@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from slurm_health.training.diagnosis.samples import BrokenPath, Frame, RankSample
+from slurm_health.training.diagnosis.samples import BrokenPath, Frame
 from tests.support.standstills import (
     IN_BACKWARD,
     IN_CHECKPOINT,
@@ -211,7 +211,3 @@ def test_a_worker_of_a_loader_that_reads_while_its_rank_is_in_a_collective_is_no
     diagnosed = found(standstill(rank(0, IN_LOADER), reads, rank(2, IN_BACKWARD)))
 
     assert (diagnosed.cause, diagnosed.ranks) == ("data-loader-stuck", [0])
-
-
-def silent(number: int, kernel: str = "futex_wait_queue", **more: object) -> RankSample:
-    return rank(number, (), kernel=kernel, **more)
