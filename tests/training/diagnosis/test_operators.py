@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
-from slurm_health.records.script_records import Diagnosed, EventKind, TrainingEvent
+from slurm_health.records.script_records import Diagnosed
 from slurm_health.training.diagnosis.collected import (
-    MonitorReport,
     NodeState,
     NodeStates,
     RankFailure,
@@ -154,77 +152,3 @@ def test_an_error_of_a_file_names_it_its_filesystem_and_on_how_many_nodes() -> N
     full = "OSError: [Errno 28] No space left on device: '/tmp/a.pt'"
     unknown = diagnose(TrainingLog(failures=(failed(1, full, "n2"),)))
     assert "(/tmp/a.pt), on 1 of 3 nodes" in unknown.description
-
-
-# --- a training that hung until it failed: what the monitor saw explains what ranks do not -------
-
-STUCK = Diagnosed(
-    cause="data-loader-stuck",
-    description="rank 1 on n2 waits for the data loader",
-    attribution="undecided",
-    sureness="likely",
-    nodes=["n2"],
-    ranks=[1],
-    evidence=["rank 1 on n2 at train.py:39: waits for its data loader"],
-    advice="look at what the data loader reads there",
-)
-SAW = MonitorReport(
-    hang=TrainingEvent(
-        event=EventKind.HANG,
-        stalled_s=33.0,
-        usual_s=25.0,
-        step=45,
-        nodes=STUCK.nodes,
-        ranks=STUCK.ranks,
-        diagnosed=STUCK,
-    )
-)
-
-
-def test_a_job_that_was_cancelled_while_it_hung_is_told_where_it_hung() -> None:
-    found = diagnose(SlurmView(job_states=("CANCELLED",)), SAW)
-
-    assert (found.cause, found.attribution) == ("ended-from-outside", "ended from outside")
-    assert found.description == "the job was cancelled while the training hung"
-    assert "rank 1 on n2 waits for the data loader" in found.evidence
-    assert found.advice == f"should it hang again: {STUCK.advice}"
-
-
-@pytest.mark.parametrize(
-    ("state", "cancels", "until"),
-    [
-        ("CANCELLED", True, "slurm-health cancelled the job (--monitor=stop)"),
-        ("TIMEOUT", False, "the job reached its time limit"),
-    ],
-)
-def test_a_hang_that_the_monitor_or_the_time_limit_ended_is_told_as_a_hang(
-    state: str, cancels: bool, until: str
-) -> None:
-    saw = MonitorReport(hang=SAW.hang, cancels=cancels)
-    found = diagnose(SlurmView(job_states=(state,)), saw)
-
-    assert found.description == f"the training hung until {until}: {STUCK.description}"
-    assert found.attribution == STUCK.attribution
-    assert "more time" not in found.advice
-
-
-SLOW = Diagnosed(
-    cause="slow-data-loader",
-    description="rank 1 on n2 is slow because it waits for its data loader",
-    attribution="undecided",
-    sureness="likely",
-    nodes=["n2"],
-    ranks=[1],
-)
-BEFORE = "monitor, before that: rank 1 on n2 is slow because it waits for its data loader"
-
-
-def test_a_failure_or_hang_on_a_node_that_was_slow_before_says_so() -> None:
-    killed, elsewhere = (failed(rank, node=f"n{rank + 1}", signal=9) for rank in (1, 2))
-    saw = MonitorReport(slow=(SLOW,))
-
-    assert diagnose(TrainingLog(failures=(killed,)), saw).evidence[-1] == BEFORE
-    assert BEFORE not in diagnose(TrainingLog(failures=(elsewhere,)), saw).evidence
-    timed_out = TrainingLog(failures=(failed(0, TIMED_OUT, consequence=True),))
-    hung = diagnose(timed_out, MonitorReport(hang=SAW.hang, slow=(SLOW,)))
-    assert hung.evidence[-1] == BEFORE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of programs that end by mistakes and crashes of their own, most of them real."""
+"""What is said of real processes that end by mistakes and crashes of their own."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.failed import of_surroundings
-from slurm_health.training.diagnosis.failure import JobAtFailure, what_follows
 from tests.support.ended_jobs import diagnosed_by_output
 
 BIND_TWICE = """
@@ -54,7 +52,6 @@ OTHER_DEVICE = "import torch\ntorch.nn.Linear(2, 2)(torch.ones(2, 2, device='met
 SEEK = "import os\nos.lseek(os.open(file, os.O_RDONLY), -1, os.SEEK_SET)"
 SIZES = ("0", "100", "5_000", "100_000")  # of which torch says different things
 NOBODY = 65534
-BOTH = ("n1", "n2")
 
 
 def ended(
@@ -122,7 +119,7 @@ def test_a_file_that_the_user_may_not_read_is_told_as_that(public_path: Path) ->
 
 
 def test_of_several_nodes_one_may_lack_the_file_and_nothing_is_decided(tmp_path: Path) -> None:
-    found = told(*ended(tmp_path, "open('configs/base.yaml')"), nodes=BOTH)
+    found = told(*ended(tmp_path, "open('configs/base.yaml')"), nodes=("n1", "n2"))
     assert (found.cause, found.attribution) == ("file-not-found", "undecided")
     assert "whether this rank alone uses it" in found.advice
 
@@ -154,94 +151,3 @@ def test_an_invalid_argument_elsewhere_than_in_torch_load_is_no_broken_checkpoin
     found = told(*ended(tmp_path, program))
     assert found.cause == "rank-failed"
     assert any("Invalid argument" in line for line in found.evidence)
-
-
-# --- a person's mistakes that are no Python exception ---------------------------------------------
-
-# As torchrun of two nodes wrote it, with lines of one in the traceback of the other.
-NO_FILE = "python: can't open file '/home/alice/trian.py': [Errno 2] No such file or directory"
-
-
-@pytest.mark.parametrize(
-    ("script", "quoted"),
-    [
-        ("if true then\necho 1\n", "syntax error"),
-        ("echo begins\ntrochrun train.py\n", "trochrun: command not found"),
-        (f"{sys.executable} trian.py\n", "can't open file"),
-        (f"{sys.executable} -m trochrun\n", "No module named trochrun"),
-        (f"{sys.executable} wrong.py\n", "SyntaxError"),
-        (f"{sys.executable} args.py --lrr 3\n", "unrecognized arguments: --lrr 3"),
-    ],
-)
-def test_what_a_real_shell_and_python_cannot_run_is_the_users_mistake(
-    tmp_path: Path, script: str, quoted: str
-) -> None:
-    (tmp_path / "train.sh").write_text(script)
-    (tmp_path / "wrong.py").write_text("print('begins'\n")
-    (tmp_path / "args.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
-    ran = subprocess.run(
-        ["bash", "train.sh"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    found = told(ran.stdout + ran.stderr, ran.returncode)
-
-    assert (found.attribution, found.sureness) == ("user error", "certain")
-    assert quoted in found.description
-
-
-@pytest.mark.parametrize(
-    ("said", "words"),
-    [
-        ("line 3: mpirun: command not found", "line 3: mpirun: command not found"),  # bash
-        ("3: mpirun: not found", "line 3: mpirun: not found"),  # dash
-    ],
-)
-@pytest.mark.parametrize("path", ["/tmp/slurm-health-2__pbe_o", "/var/spool/slurmd/job00012"])
-def test_a_mistake_in_the_script_is_told_by_its_line_and_not_by_the_path_of_a_copy(
-    path: str, said: str, words: str
-) -> None:
-    line = f"{path}/slurm_script: {said}"
-
-    found = told(f"{line}\n", 127)
-
-    assert found.description.endswith(f" or may not be run: {words}")
-    assert line in found.evidence
-
-
-def test_a_file_that_one_node_alone_lacks_is_not_decided_and_that_node_is_named() -> None:
-    text = f"{NO_FILE}\nsrun: error: n2: task 1: Exited with exit code 2\n"
-    found = told(text, 2, BOTH)
-
-    assert (found.attribution, found.nodes) == ("undecided", ["n2"])
-    assert "check whether n2 has" in found.advice
-    job = JobAtFailure(batch_node="n1", nodes=BOTH, least=1)
-    assert what_follows(found, job).kind == "check"
-
-
-def test_beside_an_exception_neither_progress_nor_torchruns_summary_is_evidence() -> None:
-    text = (
-        "step 9\nstep 10\n[rank1]: Traceback (most recent call last):\n"
-        '[rank1]:   File "/home/alice/train.py", line 10, in <module>\n'
-        "[rank1]: RuntimeError: bad batch 17\n"
-        "train.py FAILED\nFailures:\n  <NO_OTHER_FAILURES>\n"
-        "Root Cause (first observed failure):\n[0]:\n  rank      : 1 (local_rank: 0)\n"
-    )
-    found = told(text, 1, BOTH)
-
-    assert found.attribution == "undecided"
-    assert found.evidence == ["rank 1: RuntimeError: bad batch 17 (train.py:10)"]
-
-
-@pytest.mark.parametrize(
-    ("error", "is_one"),
-    [
-        ("RuntimeError: no key 'lr' in /home/rebecca/config.yaml", False),
-        ("ValueError: unbalanced quotation mark", False),
-        ("RuntimeError: uncorrectable ECC error", True),
-        ("OSError: [Errno 122] Disk quota exceeded", True),
-        ("RuntimeError: NVRM reports Xid 79", True),
-    ],
-)
-def test_what_machines_do_is_told_by_whole_words_and_not_by_parts_of_a_name(
-    error: str, is_one: bool
-) -> None:
-    assert of_surroundings(error) is is_one
