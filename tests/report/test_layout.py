@@ -28,22 +28,6 @@ def test_wrapping_loses_nothing_but_blanks(text: str, width: int) -> None:
     assert all(len(line) <= width or " " not in line.strip() for line in lines)
 
 
-@given(WORDS)
-def test_where_only_ascii_can_be_shown_nothing_else_is(text: str) -> None:
-    (line,) = Page(unicode=False).paragraph(text)
-
-    assert line.isascii()
-    assert line.isprintable()
-
-
-@given(st.lists(WORDS, max_size=5), WIDTHS)
-def test_phrases_keep_their_order(phrases: list[str], width: int) -> None:
-    lines = Page(width=width).phrases(phrases)
-
-    expected = "".join(map(one_line, phrases)).replace(" ", "")
-    assert "".join(lines).replace(" ", "") == expected
-
-
 @pytest.mark.parametrize("width", [20, 24, 30])
 def test_a_list_of_nodes_longer_than_a_line_is_broken_at_its_commas(width: int) -> None:
     lines = Page(width=width).paragraph(f"drained {NODES}")

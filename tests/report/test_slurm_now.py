@@ -27,54 +27,63 @@ def job(*states: str, reason: str = "None", **fields: str) -> Job:
     return Job(job_id=12, states=frozenset(states), reason=reason, fields=fields)
 
 
+WROTE = {"NodeList": "n1", "StdOut": "/a/s.out"}
+OTHERS = "#!/bin/sh\ntrue\n"
+
+
 @pytest.mark.parametrize(
-    ("found", "script", "said"),
+    ("found", "said"),
     [
-        (job("PENDING", reason="Resources"), OURS, "it is pending (Resources): its nodes are"),
-        (job("PENDING"), OURS, "it is pending: its nodes are checked when it starts."),
+        (job("PENDING", reason="Resources"), "it is pending (Resources): its nodes are"),
+        (job("PENDING"), "it is pending: its nodes are checked when it starts."),
         (
             job("PENDING", reason="launch_failed_requeued_held"),
-            OURS,
             "Slurm could not start the job's script on a node, has put the job back, and holds it",
         ),
         (
             job("PENDING", reason="PartitionConfig"),
-            OURS,
             "it is pending (PartitionConfig): it cannot start as it was submitted: its partition",
         ),
-        (job("PENDING"), "#!/bin/sh\ntrue\n", "not submitted with slurm-health sbatch"),
-        (job("RUNNING"), "#!/bin/sh\ntrue\n", "nothing was checked (running)"),
         (
-            job("RUNNING", NodeList="n1", StdOut="/a/s.out"),
-            OURS,
+            job("RUNNING", **WROTE),
             "has not begun yet; if it cannot, the job's output says why: /a/s.out.",
         ),
-        (job("FAILED", NodeList="n1", StdOut="/a/s.out"), OURS, "Its output, /a/s.out, says why."),
+        (job("FAILED", **WROTE), "Its output, /a/s.out, says why."),
         (
-            job("FAILED", NodeList="n1", StdOut="/a/s.out", ExitCode="0:1"),
-            OURS,
+            job("FAILED", ExitCode="0:1", **WROTE),
             "it ended before a check began (failed, killed by SIGHUP).",
         ),
-        (job("CANCELLED"), OURS, "it ended before a check began (cancelled)."),
+        (job("CANCELLED"), "it ended before a check began (cancelled)."),
         (
-            job("CONFIGURING", NodeList="n1", StdOut="/a/s.out"),
-            OURS,
+            job("CONFIGURING", **WROTE),
             "it is starting (configuring): its nodes are checked once they are ready.",
         ),
-        (job("SUSPENDED"), OURS, "it is suspended, and its check begins no sooner"),
-        (job("STOPPED"), OURS, "it is suspended, and its check begins no sooner"),
-        (job("SPECIAL_EXIT"), OURS, "it is held (special_exit), and starts no sooner than"),
-        (job("REQUEUED"), OURS, "it was requeued (requeued): its nodes are checked when it starts"),
+        (job("SUSPENDED"), "it is suspended, and its check begins no sooner"),
+        (job("STOPPED"), "it is suspended, and its check begins no sooner"),
+        (job("SPECIAL_EXIT"), "it is held (special_exit), and starts no sooner than"),
+        (job("REQUEUED"), "it was requeued (requeued): its nodes are checked when it starts"),
         (
-            job("COMPLETING", NodeList="n1", StdOut="/a/s.out"),
-            OURS,
+            job("COMPLETING", **WROTE),
             "it is ending (completing), and its check has not begun: its output, /a/s.out, says",
         ),
-        (job("RESIZING"), OURS, "Slurm says that it is resizing, and its check has not begun yet."),
+        (job("RESIZING"), "Slurm says that it is resizing, and its check has not begun yet."),
+    ],
+)
+def test_what_slurm_knows_says_why_there_is_no_journal(found: Job, said: str) -> None:
+    assert said in explain(found, OURS)
+
+
+@pytest.mark.parametrize(
+    ("found", "script", "said"),
+    [
+        (job("PENDING"), OTHERS, "not submitted with slurm-health sbatch"),
+        (job("RUNNING"), OTHERS, "nothing was checked (running)"),
         (job("FAILED"), "", "it ended before a check began (failed)."),
     ],
 )
-def test_what_slurm_knows_says_why_there_is_no_journal(found: Job, script: str, said: str) -> None:
+def test_a_script_that_is_not_ours_or_not_known_is_told_as_that(
+    found: Job, script: str, said: str
+) -> None:
     assert said in explain(found, script)
 
 

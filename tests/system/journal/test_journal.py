@@ -116,19 +116,13 @@ def test_a_run_is_private_to_its_owner_and_every_file_exists_beforehand(tmp_path
     directory = journal.job_directory(tmp_path, "lab", 12) / "0"
 
     journal.create(directory, [journal.MASTER, "n1"])
+    journal.Writer(directory, "n1", Clock()).append(started(1))
     journal.create(directory, [journal.MASTER, "n1"])
 
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert sorted(path.name for path in directory.iterdir()) == ["master.jsonl", "n1.jsonl"]
     assert {stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()} == {0o600}
-
-
-def test_creating_what_exists_keeps_its_content(tmp_path: Path) -> None:
-    journal.Writer(tmp_path, "n1", Clock()).append(started(1))
-
-    journal.create(tmp_path, ["n1"])
-
-    assert pids(tmp_path) == [1]
+    assert pids(directory) == [1]  # what exists keeps its content
 
 
 def test_a_file_in_the_way_of_the_directory_is_an_error_with_a_way_out(tmp_path: Path) -> None:

@@ -105,8 +105,8 @@ def test_a_node_that_somebody_took_out_of_use_is_told_by_its_state(state: str, o
     assert Node(name="n1", state=state).out_of_pool is out
 
 
-@pytest.mark.parametrize(("uid", "may"), [(0, True), (64030, True), (4242, False)])
-def test_root_and_slurms_own_user_may_drain(tmp_path: Path, uid: int, may: bool) -> None:
+@pytest.mark.parametrize(("uid", "may"), [(64030, True), (4242, False)])
+def test_slurms_own_user_may_drain(tmp_path: Path, uid: int, may: bool) -> None:
     assert client_that_prints(tmp_path, "config.txt").may_drain(uid) is may
 
 
@@ -133,13 +133,8 @@ def test_nodes_forget_an_attempt_late_before_2302_where_prologs_run_at_allocatio
     assert client.forgets_late() is late
 
 
-def test_root_is_not_even_asked_about(slurm: FakeSlurm, client: Client) -> None:
-    assert client.may_drain(0)
-    assert slurm.calls() == []
-
-
 @pytest.mark.parametrize(("level", "may"), [("Administrator", True), ("None", False)])
-def test_an_administrator_of_the_accounting_may_drain(
+def test_root_and_an_administrator_of_the_accounting_may_drain(
     slurm: FakeSlurm, tmp_path: Path, level: str, may: bool
 ) -> None:
     slurm.set(accounting="accounting_storage/slurmdbd")
@@ -148,6 +143,8 @@ def test_an_administrator_of_the_accounting_may_drain(
 
     client = Client({**environ, "PATH": f"{tmp_path}:{environ['PATH']}"})
 
+    assert client.may_drain(0)
+    assert slurm.calls() == []  # of root nobody is even asked
     assert client.may_drain(65534) is may
 
 
@@ -187,17 +184,10 @@ def test_a_submitted_jobs_id_is_read_beside_its_clusters_name(
     assert job_id == 13
     assert slurm.job(13)["script"] == "#!/bin/sh\ntrue\n"
     assert client.jobs_named("helper", 0) == [13]
+    # Where the node cannot look up their owner.
+    assert client.jobs_named("helper", 4_000_000_000) == [13]
     client.cancel(13)
     assert client.jobs_named("helper", 0) == []
-
-
-def test_jobs_are_found_where_the_node_cannot_look_up_their_owner(
-    slurm: FakeSlurm, client: Client, tmp_path: Path
-) -> None:
-    arguments = ["--job-name=helper", f"--chdir={tmp_path}", "--exclude=n2"]
-    client.submit(arguments, "#!/bin/sh\ntrue\n", slurm.environ())
-
-    assert client.jobs_named("helper", 4_000_000_000) == [13]
 
 
 def test_an_answer_that_is_no_job_id_is_an_error(tmp_path: Path) -> None:
@@ -241,12 +231,6 @@ def test_a_controller_that_stays_away_is_given_up(tmp_path: Path) -> None:
     with pytest.raises(SlurmCommandError, match="Unable to contact"):
         client.job(4)
     assert now_s == 30.0
-
-
-def test_a_job_without_node_lists_excludes_and_holds_none() -> None:
-    job = Job(job_id=1, states=frozenset(), reason="", fields={"ExcNodeList": "(null)"})
-
-    assert (job.excluded, job.nodes, job.held) == ((), (), False)
 
 
 def test_a_node_list_that_cannot_be_read_is_an_error_and_never_no_nodes() -> None:

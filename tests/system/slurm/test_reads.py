@@ -226,26 +226,19 @@ def test_a_name_and_a_comment_that_look_like_fields_disturb_none(stage: Stage) -
     assert (job.fields["Requeue"], job.fields["Partition"]) == ("1", "main")
 
 
-def test_a_drained_node_has_its_note_and_who_left_it(stage: Stage) -> None:
-    (node,) = stage.reads.nodes(["n2"]).values()
+def test_a_drained_node_has_its_note_and_who_left_it_and_one_that_is_well_has_none(
+    stage: Stage,
+) -> None:
+    well, drained = (stage.reads.nodes([name])[name] for name in ("n1", "n2"))
 
-    assert node.name == "n2"
-    assert node.drained
-    assert node.releasable
-    assert node.out_of_pool
-    assert node.partitions == ("main",)
-    assert drain_note.unsigned(node.reason) == NOTE
-    _, by, since = drain_note.signed(node.reason)
+    assert [each.name for each in (well, drained)] == ["n1", "n2"]
+    assert (well.out_of_pool, well.drained, well.reason) == (False, False, "")
+    assert (drained.out_of_pool, drained.drained, drained.releasable) == (True, True, True)
+    assert drained.partitions == ("main",)
+    assert drain_note.unsigned(drained.reason) == NOTE
+    _, by, since = drain_note.signed(drained.reason)
     assert by == "root"
     assert since.startswith("20")
-
-
-def test_a_node_that_is_well_is_in_the_pool_and_has_no_note(stage: Stage) -> None:
-    node = stage.reads.nodes(["n1"])["n1"]
-
-    assert not node.out_of_pool
-    assert not node.drained
-    assert node.reason == ""
 
 
 def test_some_nodes_and_all_nodes_are_told_apart_by_name(stage: Stage) -> None:

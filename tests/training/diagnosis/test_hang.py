@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from slurm_health.training.diagnosis.samples import BrokenPath, Frame, RankSample
+from slurm_health.training.diagnosis.samples import BrokenPath, Frame
 from tests.support.standstills import (
     IN_BACKWARD,
     IN_CHECKPOINT,
@@ -127,20 +127,20 @@ def test_a_node_to_which_a_connection_is_broken_too_is_silent_and_not_accused() 
     assert (diagnosed.cause, diagnosed.nodes, diagnosed.accused) == ("node-silent", ["n2"], [])
 
 
-def test_a_monitor_that_ended_says_nothing_of_its_node() -> None:
-    diagnosed = found(standstill(rank(0), rank(1, ()), rank(2), silent=("n2",)))
+@pytest.mark.parametrize(
+    ("third", "cause", "sureness", "ranks", "nodes"),
+    [
+        (IN_COLLECTIVE, "agent-ended", "possible", [], []),
+        (IN_LOADER, "data-loader-stuck", "likely", [2], ["n3"]),
+    ],
+)
+def test_a_monitor_that_ended_says_nothing_of_its_node_and_hides_no_rank_that_is_elsewhere(
+    third: tuple[Frame, ...], cause: str, sureness: str, ranks: list[int], nodes: list[str]
+) -> None:
+    diagnosed = found(standstill(rank(0), rank(1, ()), rank(2, third), silent=("n2",)))
 
-    assert (diagnosed.cause, diagnosed.sureness, diagnosed.nodes) == (
-        "agent-ended",
-        "possible",
-        [],
-    )
-
-
-def test_a_monitor_that_ended_hides_no_rank_that_is_elsewhere() -> None:
-    diagnosed = found(standstill(rank(0), rank(1, ()), rank(2, IN_LOADER), silent=("n2",)))
-
-    assert (diagnosed.cause, diagnosed.ranks) == ("data-loader-stuck", [2])
+    assert (diagnosed.cause, diagnosed.sureness) == (cause, sureness)
+    assert (diagnosed.ranks, diagnosed.nodes) == (ranks, nodes)
 
 
 def test_no_order_of_what_was_seen_names_a_node_twice_or_accuses_one() -> None:
@@ -211,7 +211,3 @@ def test_a_worker_of_a_loader_that_reads_while_its_rank_is_in_a_collective_is_no
     diagnosed = found(standstill(rank(0, IN_LOADER), reads, rank(2, IN_BACKWARD)))
 
     assert (diagnosed.cause, diagnosed.ranks) == ("data-loader-stuck", [0])
-
-
-def silent(number: int, kernel: str = "futex_wait_queue", **more: object) -> RankSample:
-    return rank(number, (), kernel=kernel, **more)

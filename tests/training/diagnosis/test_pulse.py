@@ -383,28 +383,6 @@ def test_limits_that_are_scaled_together_say_the_same_sooner() -> None:
     assert after_s < 20
 
 
-@pytest.mark.parametrize(
-    ("ran_s", "wakes", "moved_bytes", "expected"),
-    [
-        (0.0, 1, 0, "rests"),
-        (0.1, 400, 0, "polls"),
-        (4.0, 0, 0, "rests"),  # spins
-        (1.0, 40, 0, "runs"),
-        (4.0, 400, 0, "runs"),
-        (0.0, 1, 1 << 20, "runs"),
-    ],
-)
-def test_a_main_thread_rests_polls_or_runs(
-    ran_s: float, wakes: int, moved_bytes: int, expected: str
-) -> None:
-    before = RankSample(rank=0, pid=7, ran_s=10.0, wakes=100)
-    after = RankSample(rank=0, pid=7, ran_s=10.0 + ran_s, wakes=100 + wakes, io_bytes=moved_bytes)
-    sample = after.since(before, 4.0)
-
-    assert "polls" * sample.polls or "rests" * sample.rests or expected == "runs"
-    assert (sample.polls, sample.rests) == (expected == "polls", expected in {"rests", "polls"})
-
-
 def test_a_rank_that_is_elsewhere_at_the_second_look_does_not_rest() -> None:
     loads, waits = (RankSample(rank=0, pid=7, stack=stack) for stack in (LOADER, COLLECTIVE))
 

@@ -71,11 +71,6 @@ def test_what_another_lays_under_a_name_of_an_sruns_output_is_passed_over(
     assert JobOutput(ended).collect_data().failures
 
 
-def test_a_job_without_files_has_no_output_to_read(tmp_path: Path) -> None:
-    with pytest.raises(NothingCollected, match="no files"):
-        JobOutput(job(tmp_path)).collect_data()
-
-
 def test_the_files_that_srun_wrote_for_each_task_are_read(tmp_path: Path) -> None:
     logs = tmp_path / "logs [1]"
     logs.mkdir()

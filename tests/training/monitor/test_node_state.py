@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurm_health.records.errors import Unmeasured
 from slurm_health.system.nvml import GpuDevice, Gpus
@@ -20,6 +22,7 @@ from slurm_health.training.monitor.node_state import (
     kernel_lines,
     links,
     memory_kills,
+    most_telling,
     node_state,
     of_the_job,
     within,
@@ -137,21 +140,60 @@ def test_what_the_kernel_said_since_the_script_began_is_collected(tmp_path: Path
         kernel_lines(tmp_path, 60.0)
 
 
+LOST = "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, name=x, GPU has fallen off the bus."
+LINK = "NVRM: Xid (PCI:0000:3b:00): 149, NETIR_LINK_EVT  {word} XC0 i0 Link 01 (0x0)"
+SWITCH = "nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): 20034, {word}, Link 28 LTSSM Fault Up"
+READ_ONLY = "EXT4-fs (sda1): Remounting filesystem read-only"
+KILLED = "Out of memory: Killed process 77 (python) total-vm:1kB, anon-rss:1kB"
+EXCEPTION = "NVRM: Xid (PCI:0000:86:00): 13, pid=77, name=python, Graphics SM Exception"
+DISK = "I/O error, dev sda, sector 8"
+ALL = [LOST, READ_ONLY, KILLED, EXCEPTION, DISK, LINK.format(word="Fatal"), "of no kind"]
+
+
 def test_a_flood_of_harmless_lines_hides_no_fault_from_the_job(tmp_path: Path) -> None:
-    exception = "NVRM: Xid (PCI:0000:86:00): 13, pid=77, name=python, Graphics SM Warp Exception"
-    disk = "I/O error, dev sda, sector 8"
-    rare = [
-        "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=x, GPU has fallen off the bus.",
-        "EXT4-fs (sda1): Remounting filesystem read-only",
-        "Out of memory: Killed process 77 (python) total-vm:1kB, anon-rss:1kB",
-    ]
-    lines = [*rare, *[exception, disk] * 500]
+    rare = [LOST, READ_ONLY, KILLED]
+    lines = [*rare, *[EXCEPTION, DISK] * 500]
     kept = kernel_log(tmp_path, (f"3,{n},990000000,-;{line}" for n, line in enumerate(lines)))
 
     assert list(kept[:3]) == rare
     assert len(kept) < len(lines)
     short = within(NodeState(node="n1", kernel=kept), 1 << 10)
-    assert set(short.kernel) == {*rare, exception, disk}
+    assert set(short.kernel) == {*rare, EXCEPTION, DISK}
+
+
+@pytest.mark.parametrize(
+    ("rare", "many"),
+    [
+        (LOST, EXCEPTION),
+        (LOST, LOST.replace("3b", "86")),
+        (READ_ONLY, DISK),
+        (KILLED, LOST),
+        (KILLED, DISK),
+        (LINK.format(word="Fatal"), LINK.format(word="Nonfatal")),
+        (SWITCH.format(word="Fatal"), SWITCH.format(word="Non-fatal")),
+        ("NVRM: GPU 0000:29:00.0: GPU has fallen off the bus.", LOST),
+        ("NVRM: The NVIDIA GPU 0000:18:00.0", "NVRM: The NVIDIA GPU 0000:29:00.0"),
+    ],
+)
+def test_a_line_of_its_kind_stays_beside_many_of_another(rare: str, many: str) -> None:
+    assert most_telling([rare, *[many] * 200], 40) == (rare, *[many] * 39)
+    assert most_telling([*[many] * 200, rare], 40) == (*[many] * 39, rare)
+
+
+def test_faults_come_first_where_there_is_no_room_for_every_kind() -> None:
+    assert most_telling([READ_ONLY, LOST, DISK, KILLED, EXCEPTION], 2) == (READ_ONLY, LOST)
+    assert most_telling([READ_ONLY, LOST, DISK, KILLED], 3) == (READ_ONLY, LOST, KILLED)
+
+
+@given(lines=st.lists(st.sampled_from(ALL) | st.text()), most=st.integers(0, 20))
+def test_lines_keep_their_order_and_as_many_as_there_is_room_for(
+    lines: list[str], most: int
+) -> None:
+    kept = most_telling(lines, most)
+    rest = iter(lines)
+
+    assert len(kept) == min(most, len(lines))
+    assert all(line in rest for line in kept)
 
 
 OWN = "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, GPU has fallen off the bus."
