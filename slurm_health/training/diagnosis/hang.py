@@ -253,15 +253,12 @@ class ChipHangChecker(HangOperator):
         return KERNELS if self.scene.kernels else NO_PROGRESS
 
 
-def transfer_parted(_: Inference, scene: Scene) -> Inference | None:
-    """A rank sends or receives, and its peer has not begun the other half."""
-    return waits.ranks_parted(_SYMPTOM, scene.data) if scene.is_transfer else None
-
-
 class SendRecvHangChecker(HangOperator):
-    """A send without its receive, or the other way: SendRecvHangChecker."""
+    """A send whose peer has not begun its receive, or the other way: SendRecvHangChecker."""
 
-    rules = (transfer_parted,)
+    rules = (
+        lambda _, scene: waits.ranks_parted(_SYMPTOM, scene.data) if scene.is_transfer else None,
+    )
 
 
 def collective_parted(_: Inference, scene: Scene) -> Inference | None:
@@ -390,15 +387,14 @@ def rank_elsewhere(inference: Inference, scene: Scene) -> Inference | None:
     difference, held_up_by = scene.collectives.difference, scene.holding_up
     # A Flight Recorder that shows the missing ranks leads here.
     missing = difference is not None and not difference.mismatched
-    if (inference.name == NEVER_ENTERED) != missing or not held_up_by:
+    is_behind = (inference.name == NEVER_ENTERED) == missing
+    if not is_behind or not held_up_by or scene.waits_by_sockets:
         return None
     away = {rank.rank for rank, _ in held_up_by}
     inside = [rank.rank for rank, _ in scene.placed if rank.rank not in away]
     # Unlike code of its own, a loader or a checkpoint does not wait for other ranks.
     known = (place.doing for _, place in held_up_by if place.doing is not Doing.OWN_CODE)
     doing = next(known, Doing.OWN_CODE)
-    if scene.waits_by_sockets:
-        return None
     same = [(rank, place) for rank, place in held_up_by if place.doing is doing]
     ranks = [rank for rank, _ in same]
     one = len(ranks) == 1
