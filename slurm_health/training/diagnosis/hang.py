@@ -165,10 +165,9 @@ class Scene:
     @property
     def waits_by_sockets(self) -> bool:
         """Whether nodes get no answer, and ranks are at most in code of their own."""
-        known = any(rank.gone or rank.state == STOPPED or rank.gpu_waits for rank in self.ranks)
-        known |= self.collectives.difference is not None
+        known = self.standstill.stopped or any(rank.gone or rank.gpu_waits for rank in self.ranks)
         own = all(place.doing is Doing.OWN_CODE for _, place in self.placed)
-        return self.standstill.is_cut and own and not known
+        return self.standstill.is_cut and own and not (known or self.collectives.difference)
 
     @property
     def awaiting_servers(self) -> list[RankSample]:
@@ -474,9 +473,8 @@ class HostHangChecker(HangOperator):
 def network_of_group(_: Inference, scene: Scene) -> Inference | None:
     """The network between nodes: by broken connections, or by exclusion.
 
-    All ranks are alive in the same collective, and none leaves it; or connections between nodes of
-    the job get no answer, and stacks show nothing better. The node that all broken connections
-    share is named, if there is one.
+    All ranks are in the same collective, and none leaves it; or connections between nodes get no
+    answer, and stacks show nothing better. The node that they share is named, if there is one.
     """
     inside, paths = scene.inside, scene.standstill.paths
     ranks: Sequence[RankSample] = [rank for rank, _ in inside]
