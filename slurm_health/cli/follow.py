@@ -63,6 +63,8 @@ def follow(root: Path, job: str, cluster: str | None) -> None:
                 _draw(view)
                 if not view.over:
                     time.sleep(max(_REFRESH_S, _PAUSES * (time.monotonic() - began_s)))
+        except KeyboardInterrupt:
+            sys.exit(130)  # as the last line of the screen says
         finally:
             print_result(_LEAVE)
     finally:

@@ -40,7 +40,7 @@ def test_an_empty_line_of_a_search_that_found_nothing_is_said_to_be_empty() -> N
     done = slurm_health("explain", "")
 
     assert done.code == 2
-    assert "an empty text: not known to the checks" in done.stderr
+    assert "an empty text: no file, and not known to the checks" in done.stderr
 
 
 @pytest.mark.parametrize("words", [["9999"], ["all is well\x1b[31m"]])

@@ -96,7 +96,7 @@ def test_without_any_word_the_help_is_shown_and_the_code_says_that_nothing_was_d
         (["check", "--max-requeue", "3"], "--max-requeues"),
         (["check", "--local", "2", "--act"], "--local"),
         (["check", "surplus"], "surplus"),
-        (["report", "--last", "x"], "'--last': 'x' is not a valid integer range"),
+        (["report", "--last", "x"], "'--last': 'x' is not a valid whole number from 1 to 10000"),
         (["check", "--local", "99"], "'--local': 99 is not in the range 1<=x<=64"),
         (["sweep", "--share", "0"], "'--share': 0.0 is not in the range 0.001<=x<=0.5"),
         (["sweep"], "'--partition'"),

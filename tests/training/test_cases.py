@@ -28,7 +28,7 @@ class Truth(msgspec.Struct, forbid_unknown_fields=True):
     blames: set[str]
     accused: list[str] = []
     ranks: list[int] | None = None
-    never: list[str] = ["leave"]  # actions that would harm
+    never: list[str] = msgspec.field(default_factory=lambda: ["leave"])  # it would harm
     nodes: list[str] = []
 
 
