@@ -181,7 +181,8 @@ def test_on_a_terminal_it_asks_first(tmp_path: Path, answer: bytes, kept: list[s
 
 def test_who_interrupts_the_question_keeps_everything(tmp_path: Path) -> None:
     write(tmp_path, 12, 100)
-    assert on_a_terminal(tmp_path, CTRL_C)[0] == 130
+    code, shown = on_a_terminal(tmp_path, CTRL_C)
+    assert (code, "slurm-health: interrupted" in shown) == (130, True), shown
     assert left(tmp_path) == ["12"]
 
 
