@@ -32,10 +32,7 @@ class PassesOn(click.Command):
     def format_options(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         """Describe our options, and what Slurm fills in."""
         with formatter.section("Options"):
-            rows = [
-                (f"--{option.name} {option.metavar}".strip(), option.help)
-                for option in self._options
-            ]
+            rows = [(f"--{own.name} {own.metavar}".strip(), own.help) for own in self._options]
             formatter.write_dl([*rows, ("-h, --help", "Show this text.")], col_max=24)
         formatter.write_paragraph()
         formatter.write_text(_FILLED_IN)

@@ -70,7 +70,7 @@ class JobAtFailure(msgspec.Struct, frozen=True, kw_only=True):
         checked: those of them after which a check judged all nodes healthy, and since which the
             job has left no node: a node that a check judged faulty explains earlier failures.
         steps: the last step of every start so far, by the monitor, this one last; 0: unknown.
-        saved: the last line of each that names a checkpoint, by its output; empty: none.
+        saved: by start, the last line of its output that names a checkpoint; empty: none.
     """
 
     batch_node: str
