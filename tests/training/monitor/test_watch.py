@@ -133,7 +133,7 @@ def test_a_stopped_rank_is_named_once_and_steps_are_recorded_until_then(
     assert hang.diagnosed is not None
     assert (hang.diagnosed.cause, hang.ranks, hang.nodes) == ("rank-stopped", [1], ["n1"])
     assert "the training hangs" in bench.said
-    assert list(bench.run.glob("hang-*.json"))
+    bench.await_(lambda: list(bench.run.glob("hang-*.json")))  # written after the event
     progress = [record for record in bench.records() if isinstance(record, ProgressSeen)]
     assert (progress[-1].stopped, progress[-1].stopped_on) == ([1], ["n1"])
     assert len({record.step for record in progress}) > 2
