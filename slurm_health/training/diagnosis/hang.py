@@ -405,7 +405,7 @@ def rank_elsewhere(inference: Inference, scene: Scene) -> Inference | None:
     at = f" ({same[0][1].at})" if same[0][1].at else ""
     others = ""
     if inside:
-        what = "in a collective" if scene.inside else "for their devices"
+        what = "in a collective" if scene.inside else f"for {'it' if one else 'them'}"
         others = f", while {ranks_text(inside)} {'waits' if len(inside) == 1 else 'wait'} {what}"
     kernel = any(rank.state == IN_KERNEL for rank in ranks)
     return _about(

@@ -56,7 +56,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         unknown_s: or if the activity of GPUs is unknown, or a rank is at a checkpoint,
         alone_s: or if a rank waits for an unknown event, such as by polling.
         first_s: if a rank may still be to come.
-        storage_s: if a rank waits for storage in the kernel, which may be slow and well,
+        storage_s: if a rank waits for storage in the kernel, which may be slow and well: NFSv4
+            servers that restart let nobody go on for 90 s (nfsd's grace period),
         reading_s: and if its data loader does: no read takes so long.
         working_s: if others wait for a rank that still computes, reads or writes.
         apart_s: between two samples that are compared: less shows too little.
@@ -72,7 +73,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     unknown_s: float = 120.0
     alone_s: float = 900.0
     first_s: float = 1800.0
-    storage_s: float = 120.0
+    storage_s: float = 100.0
     reading_s: float = 40.0
     working_s: float = 1800.0
     apart_s: float = 0.5
@@ -438,7 +439,7 @@ class Pulse:
         )
         lines = self.line
         largest = max(self.programs.values(), key=lambda other: len(other.ranks))
-        if lines is None or largest is not program or rested_s >= allowance_s:
+        if lines is None or largest is not program or (rested_s >= allowance_s and not is_young):
             return by_rest
         allowance_s, is_young = self._usual(
             Sign.LINE, lines.intervals, lines.typical_s, lines.longest_s
@@ -482,10 +483,15 @@ class Pulse:
             if runs and standing.sign is Sign.RUN:
                 return f"rank {runs[0].rank} on {runs[0].node} still runs", math.inf
             files = standing.sign is Sign.LINE and any(rank.file_waits for rank in alive)
-            if standing.stalled_s >= limits.storage_s:
-                files |= any(rank.awaits_storage for rank in alive)
-            if len(apart) == len(alive) and Doing.LOADING not in places and not files:
-                return "no rank is known to wait for another", math.inf
+            stored = any(rank.awaits_storage for rank in alive)
+            left_s = limits.storage_s - standing.stalled_s if stored else math.inf
+            if (
+                len(apart) == len(alive)
+                and Doing.LOADING not in places
+                and not files
+                and left_s > 0
+            ):
+                return "no rank is known to wait for another", left_s
         polls = standing.sign is not Sign.STEP and any(rank.polls for rank in apart)
         if any(rank.pid for rank in gone) or not (standing.is_young or polls):
             return "", 0.0

@@ -17,7 +17,9 @@ from typing import NamedTuple
 # The pause before a retransmission doubles: four are some seconds without an answer.
 _IN_VAIN = 4
 _MOST = 256  # of a node
-_RETRANSMITS = 1  # the number of the timer that sends again (linux/inet_diag.h)
+# Timers that send again, by number (sock_diag(7)): data without an answer, and probes of a peer that
+# took no more. The latter also runs where this node's own firewall drops what is sent.
+_SENDS_AGAIN = {1, 4}
 _SOCK_DIAG = 4  # the family of netlink
 _BY_FAMILY, _DONE, _ERROR = 20, 3, 2  # types of messages
 _REQUEST, _DUMP = 0x1, 0x300
@@ -38,9 +40,9 @@ _LIMIT_S = 1.0
 class Socket(NamedTuple):
     """One socket: its own end and the peer's, its owner, its traffic.
 
-    `resent` counts the retransmissions of unanswered data. It sent `acked` bytes in `busy_s`, in
-    which it had data to send and its peer accepted it; `received` are bytes. The latter three are 0
-    if the kernel does not count them.
+    `resent` counts what was sent again since the last answer: data, or probes. It sent `acked`
+    bytes in `busy_s`, in which it had data to send and its peer accepted it; `received` are bytes.
+    The latter three are 0 if the kernel does not count them.
     """
 
     address: str
@@ -117,7 +119,7 @@ def _sockets(states: int) -> Iterator[Socket]:
                     peer=_address(family, peer),
                     uid=uid,
                     inode=inode,
-                    resent=resent if timer == _RETRANSMITS else 0,
+                    resent=resent if timer in _SENDS_AGAIN else 0,
                     acked=acked,
                     received=received,
                     busy_s=max(0, busy_us - refused_us) / 1e6,

@@ -174,7 +174,7 @@ def test_the_rank_that_is_elsewhere_is_named_and_not_those_that_wait_for_their_d
     diagnosed = found(standstill(*ranks), *(records if recorded else ()))
 
     assert (diagnosed.cause, diagnosed.ranks, diagnosed.nodes) == (cause, [2], ["n3"])
-    where = "in a collective" if recorded else "for their devices"
+    where = "in a collective" if recorded else "for it"
     assert f"while ranks 0-1,3 wait {where}" in diagnosed.description
 
 

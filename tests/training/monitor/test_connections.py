@@ -3,12 +3,35 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import socket
+import subprocess
+import sys
 import time
+
+import pytest
 
 from slurm_health.training.monitor.connections import traffic
 
 CHUNK = 64 << 10
+# In a network of its own, whose packets are dropped once a connection stands.
+CUT = """
+import json, socket, subprocess, sys, time
+from slurm_health.training.monitor.connections import traffic
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+server = socket.create_server(("127.0.0.1", 0))
+with socket.create_connection(server.getsockname()) as client, server.accept()[0] as peer:
+    client.sendall(b"x")
+    assert peer.recv(1) == b"x" and not traffic().broken
+    drop = ["iptables", "--wait", "-A", sys.argv[1], "-p", "tcp", "-j", "DROP"]
+    subprocess.run(drop, check=True)
+    client.sendall(b"y")
+    until_s = time.monotonic() + 60
+    while not (broken := traffic().broken) and time.monotonic() < until_s:
+        time.sleep(0.1)
+print(json.dumps(broken))
+"""
 
 
 def test_what_is_sent_over_a_connection_is_counted_with_the_time_that_it_took() -> None:
@@ -41,3 +64,16 @@ def test_connections_of_ipv6_and_ipv4_are_told_by_the_same_address() -> None:
     ):
         assert peer.getpeername()[0].startswith("::ffff:")
         assert "127.77.0.2" in traffic().sent
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not shutil.which("iptables"), reason="no iptables")
+@pytest.mark.parametrize("chain", ["INPUT", "OUTPUT"])
+def test_a_connection_is_broken_whether_the_network_drops_its_data_or_its_own_node_does(
+    chain: str,
+) -> None:
+    argv = ["unshare", "--net", sys.executable, "-c", CUT, chain]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
+    ((peer, resent),) = json.loads(done.stdout)
+
+    assert (peer, resent >= 4) == ("127.0.0.1", True)
