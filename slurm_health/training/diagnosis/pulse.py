@@ -485,12 +485,8 @@ class Pulse:
             files = standing.sign is Sign.LINE and any(rank.file_waits for rank in alive)
             stored = any(rank.awaits_storage for rank in alive)
             left_s = limits.storage_s - standing.stalled_s if stored else math.inf
-            if (
-                len(apart) == len(alive)
-                and Doing.LOADING not in places
-                and not files
-                and left_s > 0
-            ):
+            awaited = len(apart) < len(alive) or Doing.LOADING in places or files
+            if not awaited and left_s > 0:
                 return "no rank is known to wait for another", left_s
         polls = standing.sign is not Sign.STEP and any(rank.polls for rank in apart)
         if any(rank.pid for rank in gone) or not (standing.is_young or polls):

@@ -17,8 +17,8 @@ from typing import NamedTuple
 # The pause before a retransmission doubles: four are some seconds without an answer.
 _IN_VAIN = 4
 _MOST = 256  # of a node
-# Timers that send again, by number (sock_diag(7)): data without an answer, and probes of a peer that
-# took no more. The latter also runs where this node's own firewall drops what is sent.
+# Timers that send again, by number (sock_diag(7)): data without an answer, and probes of a peer
+# that took no more. The latter also runs where this node's own firewall drops what is sent.
 _SENDS_AGAIN = {1, 4}
 _SOCK_DIAG = 4  # the family of netlink
 _BY_FAMILY, _DONE, _ERROR = 20, 3, 2  # types of messages
