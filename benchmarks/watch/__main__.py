@@ -48,7 +48,7 @@ from tests.lab.layout import CHECKOUT
 LIMIT_S, LEAST_SHARE = 120.0, 0.95
 NODES = 4  # of a hang's job at most
 _AFTER_S = 60.0  # as `supervisor.PATIENCE.unasked_after_s`
-_BEGINS_S = 240.0  # until it hangs, at the most
+_BEGINS_S = 300.0  # until it hangs, at the most
 _HERE = Path(__file__).parent
 _DATA = Path("/tmp/watched")  # of a node
 _PROLOGUE = """#!/bin/bash

@@ -24,7 +24,7 @@ WORLD = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("WORLD_SIZE
 NAME = f"hung-{os.environ['WATCHED_JOB']}"
 HANGS = RANK == CULPRIT
 STEP_S = SCALE  # one second of a real job
-AT = 90  # the step: the watch begins after a minute
+AT = 120  # the step: the watch begins after a minute, and knows a pace of lines after 40 s more
 DATA = Path("/tmp/watched/batch")
 
 
