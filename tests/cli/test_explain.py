@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -50,3 +51,14 @@ def test_what_no_check_knows_is_a_sentence_and_how_to_ask(words: list[str]) -> N
     assert done.code == 2, done
     assert "not known to the checks" in done.stderr
     assert "\x1b" not in done.stderr
+
+
+def test_which_of_two_files_failed_first_is_not_claimed(tmp_path: Path) -> None:
+    for name, error in (("out-0", "KeyError: 'lr'"), ("out-1", "ValueError: bad label 17")):
+        text = f'Traceback (most recent call last):\n  File "train.py", line 9, in main\n{error}\n'
+        (tmp_path / name).write_text(text)
+    both = slurm_health("explain", str(tmp_path)).stdout
+    one = slurm_health("explain", str(tmp_path / "out-0")).stdout
+
+    assert "a process failed: KeyError: 'lr'; 1 other failed too; which was first" in both
+    assert "a process failed first: KeyError: 'lr'\n" in one

@@ -107,13 +107,15 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
     """The decoded output: failures in the order of their lines, and facts of the system.
 
     Of very many failures the first are kept; `failed` counts all. `words` are the last lines of
-    processes outside tracebacks. `progress` is how far every rank came by NCCL's own watchdogs, if
+    processes outside tracebacks. `ordered`: the failures stand in one file, so that the first is
+    known. `progress` is how far every rank came by NCCL's own watchdogs, if
     all work is in the group of all ranks. `watchdogs`: at least one wrote; `subgroups`: one named a
     group of some ranks only.
     """
 
     failures: tuple[RankFailure, ...] = ()
     failed: int = 0
+    ordered: bool = True
     facts: tuple[Fact, ...] = ()
     words: tuple[LastWords, ...] = ()
     progress: tuple[FlightRecord, ...] = ()

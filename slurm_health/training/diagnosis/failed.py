@@ -104,13 +104,17 @@ def first_failure(_: Inference, data: DataManager) -> Inference | None:
             evidence=tuple(failure.line for failure in log.failures[:MOST_LINES]),
         )
     first = log.of_their_own[0]
-    how = f"ended with exit code {first.exit_code} first" if first.exit_code else "failed first"
+    at_first = " first" if log.ordered else ""
+    how = f"failed{at_first}"
     if first.error:
-        how = f"failed first: {cut(first.error, _QUOTED)}"
+        how += f": {cut(first.error, _QUOTED)}"
     elif first.signal:
-        how = f"was ended by {signal_text(first.signal)} first"
+        how = f"was ended by {signal_text(first.signal)}{at_first}"
+    elif first.exit_code:
+        how = f"ended with exit code {first.exit_code}{at_first}"
     others = max(log.failed, len(log.failures)) - 1
-    rest = f"; {counted(others, 'other')} failed after it" if others else ""
+    after = "after it" if log.ordered else "too; which was first is not known"
+    rest = f"; {counted(others, 'other')} failed {after}" if others else ""
     return Inference(
         name=RANK_FAILED,
         sureness=Sureness.LIKELY,

@@ -10,6 +10,7 @@ own traceback, become one `RankFailure`.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -186,9 +187,10 @@ def read_output(
             further file is a single task's.
     """
     reader = _Reader()
-    at = 0
+    at, begins = 0, []
     for number, (name, text) in enumerate(texts):
         file = name if number >= shared else ""
+        begins.append(at)
         for line in re.split(r"[\r\n]+", text):  # a progress bar's states are lines too
             if not line:
                 continue
@@ -200,7 +202,9 @@ def read_output(
                 reader = _Reader()
             else:
                 reader.take(at, short, file)
-    return reader.log()
+    log = reader.log()
+    files = {bisect_left(begins, failure.at) for failure in log.of_their_own}
+    return msgspec.structs.replace(log, ordered=len(files) < 2)
 
 
 def facts_of(text: str, order: int = 0) -> Iterator[Fact]:

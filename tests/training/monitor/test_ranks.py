@@ -498,7 +498,8 @@ def test_torchs_own_recorder_answers_while_a_rank_waits_for_one_that_does_not_co
             Recorder(rank, Path(f"/proc/{played.process.pid}"))
             for rank, played in enumerate((waits, absent))
         ]
-        assert all(recorder.ask() for recorder in recorders)
+        for recorder in recorders:
+            eventually(recorder.ask, "a thread that reads its pipe")
         eventually(lambda: all(recorder.poll() for recorder in recorders), "both dumps")
         waits.process.kill()
         absent.process.kill()
