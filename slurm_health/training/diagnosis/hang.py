@@ -485,7 +485,7 @@ def network_of_group(_: Inference, scene: Scene) -> Inference | None:
         what, ranks = "data between nodes of the job is not answered", scene.ranks
     else:
         return None
-    ends, means = shared_end(paths)
+    ends, means = shared_end(paths, scene.standstill.reached)
     nodes = ends or nodes_of(ranks)
     return Inference(
         name="network-of-group",

@@ -294,6 +294,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         received: the bytes received so far.
         unavailable: by name, what could not be read, and why.
         state: the state of the node, on request.
+        reached: the addresses that answered it, on request.
     """
 
     node: str
@@ -306,6 +307,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     received: int = 0
     unavailable: dict[str, str] = {}
     state: NodeState | None = None
+    reached: tuple[str, ...] | None = None
 
 
 def ranks_of(ranks: Iterable[RankSample]) -> tuple[int, ...]:
@@ -356,6 +358,7 @@ class Standstill(msgspec.Struct, frozen=True, kw_only=True):
         nodes: those of the job.
         ranks: all of them.
         paths: connections that do not get through.
+        reached: by a third node that tried the ends of these, those that answered it.
         silent: nodes whose agent does not answer.
         unavailable: by name, what could not be read, and why.
         why_not: why this may be no hang, empty if it is one.
@@ -369,6 +372,7 @@ class Standstill(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     ranks: tuple[RankSample, ...] = ()
     paths: tuple[BrokenPath, ...] = ()
+    reached: dict[str, tuple[str, ...]] = {}
     silent: tuple[str, ...] = ()
     unavailable: dict[str, str] = {}
     why_not: str = ""
@@ -420,8 +424,27 @@ def paths_between(reports: Mapping[str, NodeReport]) -> tuple[BrokenPath, ...]:
     )
 
 
-def shared_end(paths: Sequence[BrokenPath]) -> tuple[tuple[str, ...], str]:
-    """Return the nodes of broken paths, only one if all lead to it, and that in words."""
+def addresses_of(nodes: Iterable[str], reports: Mapping[str, NodeReport]) -> dict[str, str]:
+    """Return the addresses at which nodes are to be tried, and whose they are.
+
+    They are those at which the node did not answer, or all its own if there is none.
+    """
+    unanswered = {address for report in reports.values() for address, _ in report.broken}
+    owners: dict[str, str] = {}
+    for node in nodes:
+        own = reports[node].addresses if node in reports else ()
+        owners |= dict.fromkeys([a for a in own if a in unanswered] or own, node)
+    return owners
+
+
+def shared_end(
+    paths: Sequence[BrokenPath], reached: Mapping[str, Sequence[str]] | None = None
+) -> tuple[tuple[str, ...], str]:
+    """Return the nodes of broken paths, and in words what they have in common.
+
+    They are only one if all paths lead to it, and only those that no third node has `reached`, if
+    one has reached the others.
+    """
     ends = [{path.node, path.peer} for path in paths]
     if not ends:
         return (), ""
@@ -430,6 +453,12 @@ def shared_end(paths: Sequence[BrokenPath]) -> tuple[tuple[str, ...], str]:
     if len(shared) == 1 and len(nodes) > 2:
         (node,) = shared
         return (node,), f"every broken connection leads to {node}"
+    thirds = {third: others for third, others in (reached or {}).items() if others}
+    answered = {node for others in thirds.values() for node in others}
+    cut_off = tuple(node for node in nodes if node not in answered)
+    if thirds and cut_off:
+        others = listed(sorted(answered))
+        return cut_off, f"{listed([*thirds])} can reach {others}, and not {listed(cut_off)}"
     return nodes, "connections retransmit and get no answer"
 
 

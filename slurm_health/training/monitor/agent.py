@@ -22,8 +22,8 @@ import msgspec
 from slurm_health.records.text import LineBuffer
 from slurm_health.system import WATCHED
 from slurm_health.training.diagnosis.samples import Look, NodeReport
-from slurm_health.training.monitor.connections import traffic
-from slurm_health.training.monitor.messages import INSPECT, STATE, lines_of
+from slurm_health.training.monitor.connections import reached, traffic
+from slurm_health.training.monitor.messages import INSPECT, REACH, STATE, lines_of
 from slurm_health.training.monitor.ranks import Ranks, located
 
 JOB = "SLURM_JOB_ID"
@@ -36,6 +36,7 @@ _OLD_S = 60.0  # after that processes are searched for half as often
 # whole.
 _LOST_SAMPLES = 24
 _BETWEEN_S = 4.0  # the two samples of an inspection
+_REACH_S = 3.5  # a second attempt to connect comes after one second, a third after two more
 _MOST_BYTES = 256 << 10  # of a node's state
 _ALIVE_S = 60.0  # between two touches of the file by which root sees that this agent lives
 
@@ -93,7 +94,7 @@ class Agent:
             self._send(self._report(Look.SAMPLE))
 
     def _answer(self, word: bytes) -> None:
-        """Inspect the ranks, twice, or send the node's state.
+        """Inspect the ranks, twice, send the node's state, or try to reach other nodes.
 
         Ranks work to answer. So they are sampled after their first answer and before the second
         question: the activity between is their own. No report is sent meanwhile, because the
@@ -125,6 +126,9 @@ class Agent:
                 with_dumps=given.ended,
             )
             self._send(NodeReport(node=given.node, state=within(state, given.most_bytes)))
+        elif word.startswith(REACH):
+            answered = reached(word.decode().split()[1:], _REACH_S)
+            self._send(NodeReport(node=self._options.node, reached=answered))
 
     def _report(self, look: Look, *, connections: bool = False) -> NodeReport:
         """Return a report with samples of the ranks on this node."""

@@ -28,6 +28,7 @@ from slurm_health.training.diagnosis.samples import Look, NodeReport
 from slurm_health.training.monitor.messages import (
     HERE,
     INSPECT,
+    REACH,
     REPORTS,
     STATE,
     MessageReader,
@@ -36,7 +37,7 @@ from slurm_health.training.monitor.messages import (
 HERE_S = 10.0  # between two signs of life of the watch
 # For the answers of all nodes: an inspection samples twice, a state has a child's time limit, and a
 # busy node takes longer.
-_LIMITS_S = {INSPECT: 25.0, STATE: 8.0}
+_LIMITS_S = {INSPECT: 25.0, STATE: 8.0, REACH: 8.0}
 _MOST_LINE_BYTES = 1 << 20
 _LEAVE_S, _GRACE_S = 1.0, 0.5
 _SILENT_S = 30.0  # six samples without a report
@@ -159,19 +160,27 @@ class Agents:
     def ask(
         self, word: bytes, nodes: Sequence[str] = (), limit_s: float = math.inf
     ) -> dict[str, NodeReport]:
-        """Ask all agents for an inspection, or for the states of their nodes; return the answers.
+        """Ask all agents for an inspection, the states of their nodes, or whom they reach.
+
+        Returns the answers.
 
         Wait for all nodes, or the given ones, without a silent agent, at most for the time limit;
         raises as `receive`.
         """
         self._write(word)
         answers: dict[str, NodeReport] = {}
-        until_s = time.monotonic() + (_LIMITS_S[word] if limit_s == math.inf else limit_s)
+        what = word.split()[0]
+        until_s = time.monotonic() + (_LIMITS_S[what] if limit_s == math.inf else limit_s)
         while (left_s := until_s - time.monotonic()) > 0:
             if set(nodes or self.nodes) <= {*self.nodes_without_report(), *answers}:
                 break
             for report in self.receive(min(0.2, left_s)):
-                if report.state is not None if word == STATE else report.look is Look.INSPECTION:
+                is_answer = {
+                    INSPECT: report.look is Look.INSPECTION,
+                    STATE: report.state is not None,
+                    REACH: report.reached is not None,
+                }
+                if is_answer[what]:
                     answers[report.node] = report
         return answers
 

@@ -7,11 +7,14 @@ They come through a netlink socket of sock_diag(7), which needs no privilege.
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
+import select
 import socket
 import struct
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 # The pause before a retransmission doubles: four are some seconds without an answer.
@@ -35,6 +38,8 @@ _SOCKET = struct.Struct("=xxBB2sxx16s16s24xII")
 _BYTES_AT, _BUSY_AT = 120, 168
 _TWO_COUNTS = struct.Struct("=QQ")
 _LIMIT_S = 1.0
+_DISCARD = 9  # a port that hardly any node serves
+_ANSWERS = {0, errno.ECONNREFUSED}
 
 
 class Socket(NamedTuple):
@@ -86,6 +91,29 @@ def traffic() -> Traffic:
         sent=sent,
         received=sum(item.received for item in own),
     )
+
+
+def reached(addresses: Sequence[str], limit_s: float) -> tuple[str, ...]:
+    """Return the addresses whose nodes answer an attempt to connect, be it by a refusal."""
+    answered: set[str] = set()
+    with contextlib.ExitStack() as stack:
+        pending: dict[socket.socket, str] = {}
+        for address in addresses:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            trial = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            trial.setblocking(False)
+            why = trial.connect_ex((address, _DISCARD))
+            if why in _ANSWERS:
+                answered.add(address)
+            elif why == errno.EINPROGRESS:
+                pending[trial] = address
+        until_s = time.monotonic() + limit_s
+        while pending and (left_s := until_s - time.monotonic()) > 0.0:
+            for trial in select.select([], pending, [], left_s)[1]:
+                address = pending.pop(trial)
+                if trial.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _ANSWERS:
+                    answered.add(address)
+    return tuple(address for address in addresses if address in answered)
 
 
 def listening() -> Iterator[Socket]:

@@ -36,14 +36,20 @@ from slurm_health.training.diagnosis.collected import NodeStates, SlurmView
 from slurm_health.training.diagnosis.output_lines import first_non_finite
 from slurm_health.training.diagnosis.pace import PaceAnalysis, PaceFinding, speeds_of
 from slurm_health.training.diagnosis.pulse import LIMITS, Program, Pulse
-from slurm_health.training.diagnosis.samples import STOPPED, NodeReport
+from slurm_health.training.diagnosis.samples import (
+    STOPPED,
+    NodeReport,
+    Standstill,
+    addresses_of,
+    shared_end,
+)
 from slurm_health.training.monitor.agent import TRAINING
 from slurm_health.training.monitor.agents import (
     Agents,
     ScriptOver,
     start_in_job,
 )
-from slurm_health.training.monitor.messages import INSPECT, STATE
+from slurm_health.training.monitor.messages import INSPECT, REACH, STATE
 from slurm_health.training.monitor.output_files import Tails, script_text
 
 if TYPE_CHECKING:
@@ -58,6 +64,7 @@ _PATHS_S = 15.0  # some steps of several seconds
 _SOONEST_S, _LATEST_S, _OF_THE_TIME = 5.0, 60.0, 1 / 100
 _WARN_S = 60.0  # until a warning about missing heartbeats and py-spy
 _MOST_STOPPED = 64  # named ranks
+_THIRDS = 3  # nodes that try the ends of a broken path
 _AGAIN_S = 5.0  # until the next inspection if some agents were late
 _SLURM_S = 5.0  # the timeout of a question about the job's nodes
 _END_OF_STEPS_S = 5.0  # between the end of a job's steps and that of its script
@@ -273,12 +280,30 @@ class Watch:
                 self._events.say(f"paused for {standstill.stalled_s:.0f} s: {standstill.why_not}")
             return
         wanted = [node for node in self._agents.nodes if node not in silent]
+        standstill = self._with_reached(standstill, reports, wanted)
         reports = self._agents.ask(STATE, wanted)
         states = [reports[node].state for node in wanted if node in reports]
         data: list[msgspec.Struct] = [NodeStates(nodes=tuple(filter(None, states)))]
         if silent:
             data.append(SlurmView(node_states=self._job.states(silent)))
         self._events.hang(standstill, data)
+
+    def _with_reached(
+        self, standstill: Standstill, reports: Mapping[str, NodeReport], asked: Sequence[str]
+    ) -> Standstill:
+        """Have third nodes try both ends of a broken path, unless others show whose fault it is."""
+        ends, _ = shared_end(standstill.paths)
+        owners = addresses_of(ends, reports)
+        thirds = [node for node in asked if node not in ends][:_THIRDS]
+        if len(ends) < 2 or {*owners.values()} != {*ends} or not thirds:
+            return standstill
+        answers = self._agents.ask(b" ".join((REACH, *(a.encode() for a in owners))), thirds)
+        reached = {
+            node: tuple(dict.fromkeys(owners[address] for address in answers[node].reached or ()))
+            for node in thirds
+            if node in answers
+        }
+        return msgspec.structs.replace(standstill, reached=reached)
 
     def _with_speeds(self, finding: PaceFinding) -> PaceFinding:
         """Measure the speeds of connections for a while."""

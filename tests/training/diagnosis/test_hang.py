@@ -120,6 +120,26 @@ def test_ranks_that_wait_for_each_other_by_sockets_alone_wait_for_the_network() 
     assert (diagnosed.cause, diagnosed.nodes) == ("network-of-group", ["n1", "n2"])
 
 
+@pytest.mark.parametrize(
+    ("reached", "nodes", "words"),
+    [
+        ({"n3": ("n1",)}, ["n2"], "n3 can reach n1, and not n2"),
+        ({"n3": ("n2",), "n4": ()}, ["n1"], "n3 can reach n2, and not n1"),
+        ({"n3": ("n1",), "n4": ("n2",)}, ["n1", "n2"], "get no answer"),  # the path alone
+        ({"n3": (), "n4": ()}, ["n1", "n2"], "get no answer"),  # a firewall, or all are cut off
+    ],
+)
+def test_of_two_ends_that_the_one_is_cut_off_which_no_third_node_reaches(
+    reached: dict[str, tuple[str, ...]], nodes: list[str], words: str
+) -> None:
+    paths = (BrokenPath(node="n1", peer="n2", retransmits=6),)
+    ranks = [rank(number) for number in range(4)]
+    diagnosed = found(standstill(*ranks, paths=paths, reached=reached))
+
+    assert (diagnosed.cause, diagnosed.nodes) == ("network-of-group", nodes)
+    assert words in diagnosed.description
+
+
 def test_a_node_to_which_a_connection_is_broken_too_is_silent_and_not_accused() -> None:
     path = BrokenPath(node="n1", peer="n2", retransmits=6)
     diagnosed = found(standstill(rank(0), rank(1, ()), rank(2), paths=(path,), silent=("n2",)))

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,16 @@ with socket.create_connection(server.getsockname()) as client, server.accept()[0
     while not (broken := traffic().broken) and time.monotonic() < until_s:
         time.sleep(0.1)
 print(json.dumps(broken))
+"""
+# Addresses that nothing serves, of which one is behind a firewall.
+TRY = """
+import json, subprocess
+from slurm_health.training.monitor.connections import reached
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+drop = ["iptables", "--wait", "-A", "INPUT", "-d", "127.0.0.2", "-j", "DROP"]
+subprocess.run(drop, check=True)
+# There is no route to 10.0.0.1.
+print(json.dumps(reached(["127.0.0.1", "127.0.0.2", "10.0.0.1", "127.0.0.3"], 0.5)))
 """
 
 
@@ -66,14 +77,27 @@ def test_connections_of_ipv6_and_ipv4_are_told_by_the_same_address() -> None:
         assert "127.77.0.2" in traffic().sent
 
 
+needs_firewall = pytest.mark.skipif(not shutil.which("iptables"), reason="no iptables")
+
+
 @pytest.mark.root
-@pytest.mark.skipif(not shutil.which("iptables"), reason="no iptables")
+@needs_firewall
 @pytest.mark.parametrize("chain", ["INPUT", "OUTPUT"])
 def test_a_connection_is_broken_whether_the_network_drops_its_data_or_its_own_node_does(
     chain: str,
 ) -> None:
-    argv = ["unshare", "--net", sys.executable, "-c", CUT, chain]
-    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
-    ((peer, resent),) = json.loads(done.stdout)
+    ((peer, resent),) = in_a_network_of_its_own(CUT, chain)
 
     assert (peer, resent >= 4) == ("127.0.0.1", True)
+
+
+@pytest.mark.root
+@needs_firewall
+def test_a_node_that_refuses_a_connection_is_reached_and_one_that_does_not_answer_is_not() -> None:
+    assert in_a_network_of_its_own(TRY) == ["127.0.0.1", "127.0.0.3"]
+
+
+def in_a_network_of_its_own(program: str, *arguments: str) -> Any:
+    argv = ["unshare", "--net", sys.executable, "-c", program, *arguments]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout)
