@@ -91,7 +91,8 @@ def ended_from_outside(_: Inference, data: DataManager) -> Inference | None:
         states += [state for words, state in _DUE_TO.items() if words in line]
         states += [] if "DUE TO" in line else ["CANCELLED"]
     state = next((state for state in _OUTSIDE if state in states), None)
-    if state is None:
+    # Slurm itself cancels a job that used up its memory, and users cancel what then hangs.
+    if state is None or (state == "CANCELLED" and log and log.of("memory-kill")):
         return None
     means, advice = _OUTSIDE[state]
     evidence = lines[-1:] or [f"Slurm: the job's state is {state}"]
