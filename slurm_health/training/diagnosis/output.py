@@ -115,6 +115,8 @@ _FACTS = {
         # slurmctld: slurmd error running JobId=12 on node(s)=n3: Slurmd could not create a batch …
         "batch-refused": r"slurmd error running JobId=\d+ on node\(s\)=(?P<node>[\w.-]+):"
         r" (?P<value>.+)",
+        # salloc: Prolog failure on node n3; slurmstepd: error: Prolog hung on node n3
+        "prolog": r"(?P<value>Prolog (?:failure|hung)) on node (?P<node>[\w.-]+)",
         # slurmd: error: Munge decode failed: Rewound credential
         "credential": r"[Mm]unge decode failed: (?P<value>.+)",
         "port-taken": r"server socket has failed to (?:bind to \S*?:|listen on .{1,80}port: )"
@@ -143,8 +145,9 @@ _FACTS = {
     }.items()
 }
 _HINT = re.compile(
-    r"oom|[Oo]ut [Oo]f [Mm]emory|NCCL WARN|memory limit|Node failure|\*\*\* |failed|onnect|NET/IB"
-    r"|Remote daemon|OOMKilled|OUT_OF_ME|gai error|retry count|error running|cudaGetDevice|NVML"
+    r"oom|[Oo]ut [Oo]f [Mm]emory|NCCL WARN|memory limit|Node failure|\*\*\* |failed|onnect|Prolog"
+    r"|NET/IB|Remote daemon|OOMKilled|OUT_OF_ME|gai error|retry count|error running|cudaGetDevice"
+    r"|NVML"
 )
 _CANCELLED_AT = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT (?P<time>[\dT:-]{19})")
 

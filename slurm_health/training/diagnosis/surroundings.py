@@ -221,7 +221,8 @@ def slurm_names_a_node(_: Inference, data: DataManager) -> Inference | None:
             return _of_nodes(row, named, data)
     if held := log.of("held"):
         return HELD.inference(evidence=(held[0].text,))
-    refused = log.of("launch-failed") or log.of("batch-refused") or log.of("credential")
+    kinds = ("launch-failed", "batch-refused", "prolog", "credential")
+    refused = next((facts for kind in kinds if (facts := log.of(kind))), ())
     if not refused:
         return None
     named = {fact.node: fact.text for fact in refused if fact.node in (nodes or [fact.node])}

@@ -265,7 +265,9 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
     Row(
         "too-many-open-files",
-        r"Too many open files|\[Errno 24\]|received 0 items of ancdata",
+        r"Too many open files|\[Errno 24\]|received 0 items of ancdata"
+        # Older releases of PyTorch give no reason.
+        r"|unable to open shared memory object \S{1,80} in read-write mode(?!: )",
         "the process reached its limit of open files",
         "raise the limit (ulimit -n), close files, or set"
         " torch.multiprocessing.set_sharing_strategy('file_system')",
@@ -369,11 +371,12 @@ EXCEPTIONS: tuple[Row, ...] = (
     Row(
         "address-unreachable",
         r"[Cc]onnect(?:ion)? to \S{1,80} (?:failed|returned|timed).{0,20}(?:No route|unreachable"
-        r"|timed out)",
+        r"|timed out)|no active messages transport to",  # UCX
         "a rank could not reach the address that another one listens at: an interface that the"
         " nodes do not share, such as a container's, a firewall, or a node without network",
         "name the interface of the network that all nodes share (NCCL_SOCKET_IFNAME,"
         " GLOO_SOCKET_IFNAME); the check before the script tests the connections of the nodes",
+        on=On.LAST_WORDS,
     ),
     Row(
         "host-out-of-memory",

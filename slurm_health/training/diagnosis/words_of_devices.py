@@ -115,7 +115,7 @@ DEVICES: tuple[Row, ...] = (
     ),
     Row(
         "launch-failure",
-        r"unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED",
+        r"unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED|access of peer GPU memory",
         "a kernel failed on the GPU: it used memory that is not its own, or the GPU is broken",
         BLOCKING,
         on=On.LAST_WORDS,

@@ -31,7 +31,7 @@ _OF_A_PEER = re.compile(
     # gloo that connects all ranks, and the coordination service of JAX
     r"|connectFullMesh failed|DEADLINE_EXCEEDED|waiting for clients"
     r"|Horovod has been shut down|No route to host|network addresses of \(|client socket has "
-    r"|cluster registration failed"
+    r"|cluster registration failed|failed to connect to all addresses"
     # A signal that a launcher or a user sends to all ranks.
     r"|^KeyboardInterrupt\b"
 )
@@ -127,6 +127,7 @@ MISTAKES: tuple[Row, ...] = (
         r"|Requested node configuration|Invalid generic resource|Memory required by task"
         r"|Invalid (?:node|partition|account|qos))|^srun: (?:unrecognized|invalid) option"
         r"|^srun: fatal: .+(?:mutually exclusive|by two different environment variables)"
+        r"|^srun: error: .*(?i:invalid MPI type)"
         r"|error: (?:Unable to allocate resources|Batch job submission failed): (?:Requested node"
         r"|Requested partition|Invalid |Job violates|Memory specification|More processors)",
         "the job asks for resources that it does not have or may not have, or with options that are"
