@@ -133,7 +133,9 @@ def why_rank_failed(_: Inference, data: DataManager) -> Inference | None:
         return None
     first = log.of_their_own[0]
     if first.error:
-        return _raised(first, log, data)
+        # A command that Python ran may itself say why it failed.
+        ran = kind_of(first.error) == "CalledProcessError"
+        return (_words((), data) if ran else None) or _raised(first, log, data)
     if first.signal:
         # The last words of a library before it crashes say more than the signal.
         words = _words(log.of_their_own, data) if first.signal in _CRASHES else None

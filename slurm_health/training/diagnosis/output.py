@@ -112,10 +112,12 @@ _FACTS = {
         r"|STEP (?P<step>\d[\d_+]*)\.\S+ ON \S+ CANCELLED AT \S+ DUE TO (?:TIME|PREEMPT))",
         # srun: error: Task launch for 47.0 failed on node n-c122: Invalid job credential
         "launch-failed": r"srun: error: (?:Task launch for \S+ failed on node (?P<node>[\w.-]+)"
-        r"|Application launch failed): (?P<value>.+)",
+        r"|Application launch failed|task \S+ launch failed): (?P<value>.+)",
         # slurmctld: slurmd error running JobId=12 on node(s)=n3: Slurmd could not create a batch …
         "batch-refused": r"slurmd error running JobId=\d+ on node\(s\)=(?P<node>[\w.-]+):"
         r" (?P<value>.+)",
+        # salloc: Prolog failure on node n3; slurmstepd: error: Prolog hung on node n3
+        "prolog": r"(?P<value>Prolog (?:failure|hung)) on node (?P<node>[\w.-]+)",
         # slurmd: error: Munge decode failed: Rewound credential
         "credential": r"[Mm]unge decode failed: (?P<value>.+)",
         "port-taken": r"server socket has failed to (?:bind to \S*?:|listen on .{1,80}port: )"
@@ -131,7 +133,7 @@ _FACTS = {
         r"(?:refused|reset|closed by remote|timed out)|Transport retry count exceeded on",
         # Why NCCL failed: older releases do not repeat it in their exception.
         "nccl-warning": r"NCCL WARN (?P<value>.{0,200}(?:/dev/shm/|posix_fallocate|ibv_\w+ failed"
-        r"|Cuda failure|No route to host|is unreachable|timed out|no socket interface"
+        r"|NET/OFI|Cuda failure|No route to host|is unreachable|timed out|no socket interface"
         r"|Mismatched NCCL).{0,200})",
         # n2:5776:5902 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_2:1 Got async event : port
         # error. The end of a peer and a broken cable cause the same words, with the adapter's name.
@@ -144,8 +146,9 @@ _FACTS = {
     }.items()
 }
 _HINT = re.compile(
-    r"oom|[Oo]ut [Oo]f [Mm]emory|NCCL WARN|memory limit|Node failure|\*\*\* |failed|onnect|NET/IB"
-    r"|Remote daemon|OOMKilled|OUT_OF_ME|gai error|retry count|error running|cudaGetDevice|NVML"
+    r"oom|[Oo]ut [Oo]f [Mm]emory|NCCL WARN|memory limit|Node failure|\*\*\* |failed|onnect|Prolog"
+    r"|NET/IB|Remote daemon|OOMKilled|OUT_OF_ME|gai error|retry count|error running|cudaGetDevice"
+    r"|NVML"
 )
 _CANCELLED_AT = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT (?P<time>[\dT:-]{19})")
 
@@ -424,7 +427,9 @@ class _Reader:
                 signal=signal_of(code) if exited else SIGNALS.get(match["how"], 0),
                 at=at,
                 line=one_line(text)[:_SHORT],
-                consequence=self._terminating and match["how"] == "Killed",
+                # srun ends the rest of a step also after ranks that their watchdogs aborted.
+                consequence=match["how"] == "Killed"
+                and (self._terminating or bool(self._watchdogs.ends and self._tasks)),
             )
 
     def _failures(self) -> list[RankFailure]:

@@ -91,7 +91,8 @@ def ended_from_outside(_: Inference, data: DataManager) -> Inference | None:
         states += [state for words, state in _DUE_TO.items() if words in line]
         states += [] if "DUE TO" in line else ["CANCELLED"]
     state = next((state for state in _OUTSIDE if state in states), None)
-    if state is None:
+    # Slurm itself cancels a job that used up its memory, and users cancel what then hangs.
+    if state is None or (state == "CANCELLED" and log and log.of("memory-kill")):
         return None
     means, advice = _OUTSIDE[state]
     evidence = lines[-1:] or [f"Slurm: the job's state is {state}"]
@@ -220,7 +221,8 @@ def slurm_names_a_node(_: Inference, data: DataManager) -> Inference | None:
             return _of_nodes(row, named, data)
     if held := log.of("held"):
         return HELD.inference(evidence=(held[0].text,))
-    refused = log.of("launch-failed") or log.of("batch-refused") or log.of("credential")
+    kinds = ("launch-failed", "batch-refused", "prolog", "credential")
+    refused = next((facts for kind in kinds if (facts := log.of(kind))), ())
     if not refused:
         return None
     named = {fact.node: fact.text for fact in refused if fact.node in (nodes or [fact.node])}

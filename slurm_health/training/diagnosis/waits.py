@@ -32,7 +32,7 @@ from slurm_health.training.diagnosis.collected import (
 )
 from slurm_health.training.diagnosis.collectives import CollectiveState, Difference, FlightRecord
 from slurm_health.training.diagnosis.ras import RasStatus, records_of
-from slurm_health.training.diagnosis.rows import Row
+from slurm_health.training.diagnosis.rows import On, Row
 from slurm_health.training.diagnosis.samples import (
     Doing,
     RankSample,
@@ -42,7 +42,7 @@ from slurm_health.training.diagnosis.samples import (
     ranks_of,
     who,
 )
-from slurm_health.training.diagnosis.words import known
+from slurm_health.training.diagnosis.words import ADAPTER_ERRORS, known
 from slurm_health.training.diagnosis.words_of_launchers import WAITS, common
 from slurm_health.training.framework import Attribution, DataManager, Inference, Sureness
 
@@ -284,23 +284,17 @@ def _of_connections(row: Row, inference: Inference, data: DataManager) -> Infere
     if log and (adapters := log.of("adapter")):
         # A failed send concerns the peer and the network as well.
         ports = tuple(sorted({fact.node for fact in adapters if " async " in fact.value}))
-        where = f" of {listed(ports)}" if ports else ""
-        return Inference(
-            name="adapter-errors",
-            description=f"network adapters reported errors{where} before the ranks gave up: a port,"
-            " a cable or a switch failed, or a peer had ended",
-            ranks=inference.ranks,
-            nodes=ports,
-            evidence=(
-                *(f"NCCL on {fact.node}: {fact.value}" for fact in adapters[:MOST_LINES]),
-                *inference.evidence[:1],
-            ),
-            advice="look at the state and the counters of the adapters (ibstat, rdma statistic),"
-            " and which rank ended first; the check before the script tests the connections",
+        lines = [f"NCCL on {fact.node}: {fact.value}" for fact in adapters[:MOST_LINES]]
+        cause = ADAPTER_ERRORS.inference(
+            ranks=inference.ranks, nodes=ports, evidence=(*lines, *inference.evidence[:1])
         )
+        return replace(cause, sureness=Sureness.POSSIBLE)
     errors = [failure.error for failure in (log.failures if log else ())]
     warnings = log.of("nccl-warning") if log else ()
-    texts = (*errors, *(fact.value for fact in warnings))
+    texts = [*errors, *(fact.value for fact in warnings)]
+    if row.name == "interrupted" and log:  # libraries send SIGINT, too, after words of a crash
+        rows = {words.text: known(words.text) for words in log.words}
+        texts += (text for text, why in rows.items() if why and On.CRASH in why.on)
     if reason := next((why for text in texts if (why := known(text))), None):
         lines = [fact.text for fact in warnings if reason.fits(fact.value)][:1]
         evidence = tuple(dict.fromkeys((*lines, *inference.evidence)))

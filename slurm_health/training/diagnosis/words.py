@@ -25,6 +25,15 @@ def _of_the_place(error: str) -> bool:
     return kind_of(error) in OF_THE_PLACE
 
 
+ADAPTER_ERRORS = Row(
+    "adapter-errors",
+    r"Transport retry count exceeded on",  # UCX, which then aborts
+    "an adapter of InfiniBand or RoCE gave up sending, or reported errors: a port, a cable or a"
+    " switch failed, or a peer had ended",
+    "look at the state and the counters of the adapters (ibstat, rdma statistic), and which rank"
+    " ended first; the check before the script tests the connections",
+    on=On.LAST_WORDS | On.CRASH,
+)
 EXCEPTIONS: tuple[Row, ...] = (
     *DEVICES,
     Row(
@@ -109,9 +118,9 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
     Row(
         "missing-key",
-        r"Error\(s\) in loading state_dict",
-        "a checkpoint does not fit the model",
-        "load a checkpoint of this model; " + FIX,
+        r"Error\(s\) in loading state_dict|[Cc]heckpoint.{0,80}world[ _]size",
+        "a checkpoint does not fit the model, or the number of ranks",
+        "load a checkpoint of this model, or convert it for this many ranks; " + FIX,
         _USER,
     ),
     Row(
@@ -256,11 +265,19 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
     Row(
         "too-many-open-files",
-        r"Too many open files|\[Errno 24\]|received 0 items of ancdata",
+        r"Too many open files|\[Errno 24\]|received 0 items of ancdata"
+        # Older releases of PyTorch give no reason.
+        r"|unable to open shared memory object \S{1,80} in read-write mode(?!: )",
         "the process reached its limit of open files",
         "raise the limit (ulimit -n), close files, or set"
         " torch.multiprocessing.set_sharing_strategy('file_system')",
         _USER,
+    ),
+    Row(
+        "file-locked",
+        r"[Uu]nable to lock file|No locks available",
+        "a file could not be locked: another process has it open, or its filesystem has no locks",
+        "open it for writing in one process only; HDF5_USE_FILE_LOCKING=FALSE does without locks",
     ),
     Row(
         "process-limit",
@@ -341,31 +358,25 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
     Row(
         "adapter-not-connected",
-        r"ibv_modify_qp failed|[Ff]ailed to modify QP",
-        "an adapter of InfiniBand or RoCE could not connect to a peer's: a port, a cable or a"
-        " switch failed, the ports are of different networks or rails (NCCL_CROSS_NIC), or"
-        " NCCL_IB_GID_INDEX is wrong",
-        "look at the state of the adapters on both nodes (ibstat, show_gids); the check before the"
-        " script tests the connections of the nodes",
+        r"(?:ibv|mlx5dv)_\w{1,30}(?:\(.{0,30}\))? failed|[Ff]ailed to modify QP"
+        r"|NET/OFI .{0,200}(?i:error|failed)",
+        "an adapter of InfiniBand, RoCE or EFA refused a call, or could not connect to a peer's: a"
+        " port, a cable or a switch failed, the ports are of different networks or rails"
+        " (NCCL_CROSS_NIC), NCCL_IB_GID_INDEX is wrong, or its driver or a limit does not fit",
+        "look at the state of the adapters on both nodes (ibstat, show_gids, fi_info) and at"
+        " `ulimit -l`; the check before the script tests the connections of the nodes",
         on=On.LAST_WORDS,
     ),
-    Row(
-        "adapter-errors",
-        r"Transport retry count exceeded on",  # UCX, which then aborts
-        "an adapter of InfiniBand or RoCE gave up sending: a port, a cable or a switch failed, or"
-        " the peer had ended",
-        "look at the state and the counters of the adapters (ibstat, rdma statistic), and which"
-        " rank ended first; the check before the script tests the connections",
-        on=On.LAST_WORDS | On.CRASH,
-    ),
+    ADAPTER_ERRORS,
     Row(
         "address-unreachable",
         r"[Cc]onnect(?:ion)? to \S{1,80} (?:failed|returned|timed).{0,20}(?:No route|unreachable"
-        r"|timed out)",
+        r"|timed out)|no active messages transport to",  # UCX
         "a rank could not reach the address that another one listens at: an interface that the"
         " nodes do not share, such as a container's, a firewall, or a node without network",
         "name the interface of the network that all nodes share (NCCL_SOCKET_IFNAME,"
         " GLOO_SOCKET_IFNAME); the check before the script tests the connections of the nodes",
+        on=On.LAST_WORDS,
     ),
     Row(
         "host-out-of-memory",
@@ -377,7 +388,7 @@ EXCEPTIONS: tuple[Row, ...] = (
     ),
     Row(
         "port-in-use",
-        r"[Aa]ddress already in use|EADDRINUSE",
+        r"[Aa]ddress already in use|EADDRINUSE|on port .{1,20}another process is",
         "the rendezvous port was in use",
         "start again; choose MASTER_PORT by the job's id",
         Attribution.TRANSIENT,
@@ -419,7 +430,7 @@ EXCEPTIONS: tuple[Row, ...] = (
     Row(
         "service-failed",
         r"(?:50[0234]|429) (?:Client|Server) Error|Max retries exceeded with url"
-        r"|Temporary failure in name resolution|HfHubHTTPError|SlowDown\b|EndpointConnectionError"
+        r"|Temporary failure in name resolution|HfHubHTTPError|SlowDown\b|endpoint URL: "
         r"|^wandb\.|HTTPSConnectionPool|We couldn't connect to|LocalEntryNotFoundError",
         "a service on the network, or the way to it, did not answer the program",
         "check whether the service answers from a node; keep downloads in a local cache"
@@ -472,7 +483,8 @@ EXCEPTIONS: tuple[Row, ...] = (
     Row(
         "barrier-not-passed",
         r"failed to pass monitoredBarrier|monitoredBarrier .{0,80}(?:timed out|timeout)"
-        r"|DEADLINE_EXCEEDED: Barrier timed out(?!.*(?:PjRT_Client|register))",
+        r"|DEADLINE_EXCEEDED: Barrier timed out(?!.*(?:PjRT_Client|register))"
+        r"|\[missing ranks: \d",  # Horovod
         "a rank did not reach a barrier within its timeout; the words name it",
         "look at what that rank did last: its output, or its stack (py-spy dump) at the next hang",
         sureness=Sureness.POSSIBLE,
@@ -500,7 +512,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         r"ORTE daemon has unexpectedly failed|ORTE was unable to reliably start"
         r"|PRTE .{0,40}(?:daemon|lost communication)|A daemon .{0,60}died unexpectedly"
         r"|[Uu]nable to launch .{0,40}bstrap_proxy|HYD\w+ .{0,80}(?:failed|error)"
-        r"|error (?:occurred )?in P?MPI_Init",
+        r"|error (?:occurred )?in P?MPI_Init|abort before MPI_INIT",
         "MPI could not start, or its launcher lost a daemon: a node, the network between them, or"
         " an MPI that does not fit this Slurm",
         "start the ranks by srun (--mpi=pmix); if mpirun is needed, try srun hostname on the nodes"

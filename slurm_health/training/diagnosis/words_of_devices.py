@@ -115,7 +115,7 @@ DEVICES: tuple[Row, ...] = (
     ),
     Row(
         "launch-failure",
-        r"unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED",
+        r"unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED|access of peer GPU memory",
         "a kernel failed on the GPU: it used memory that is not its own, or the GPU is broken",
         BLOCKING,
         on=On.LAST_WORDS,
@@ -140,9 +140,10 @@ DEVICES: tuple[Row, ...] = (
     ),
     Row(
         "gpu-fabric",
-        r"(?:CUDA e|E)rror\W{1,3}802\b|SystemNotReady|SYSTEM_NOT_READY|system not yet initialized",
-        "the driver had not set up the GPUs of the node: on machines with NVSwitch the fabric"
-        " manager does that, and most likely it does not run",
+        r"(?:CUDA e|E)rror\W{1,3}802\b|SystemNotReady|SYSTEM_NOT_READY|system not yet initialized"
+        r"|\(NVLS\) Multicast",  # NCCL
+        "the driver had not set up the GPUs of the node, or NVLink between them: on machines with"
+        " NVSwitch the fabric manager does that, and most likely it does not run or has failed",
         LEAVE,
         _NODE,
         on=On.LAST_WORDS,
@@ -159,10 +160,10 @@ DEVICES: tuple[Row, ...] = (
     Row(
         "no-gpu",
         r"No CUDA GPUs are available|no CUDA-capable device|CUDA unknown error"
-        r"|CUDA error: initialization error|Found no NVIDIA driver|device handle for GPU"
-        r"|no GPUs found!"
-        r"|CUDA is not available|AcceleratorError: .*no device"
-        r"|no supported devices found for platform|couldn't communicate with the NVIDIA driver"
+        r"|CUDA error: initialization error|CUDA driver initialization failed"
+        r"|Found no NVIDIA driver|device handle for GPU|no GPUs found!|CUDA is not available"
+        r"|AcceleratorError: .*no device|no supported devices found for platform"
+        r"|couldn't communicate with the NVIDIA driver"
         r"|Failed to initialize NVML: (?!Driver/lib)",
         "the process could not use a GPU",
         "look at the GPUs that the job asked for (--gpus, --gres, CUDA_VISIBLE_DEVICES); if it has"
@@ -181,21 +182,15 @@ DEVICES: tuple[Row, ...] = (
     Row(
         "driver-mismatch",
         r"NVIDIA driver on your system is too old|driver (?:version )?is insufficient"
+        r"|not supported in the installed CUDA driver|[Dd]river/library version mismatch"
         r"|forward compatibility was attempted on non supported HW"
         r"|unsupported display driver / cuda driver combination",
-        "the driver does not fit: this PyTorch was built for a newer CUDA than it supports,"
-        " or the process loaded libraries of another version than the driver of its node",
-        "compare the node's driver (nvidia-smi) with torch.version.cuda, and with the driver"
-        " libraries of a container; if only one node fails so, have it checked",
-        on=On.LAST_WORDS | On.SHARED,
-    ),
-    Row(
-        "driver-mismatch",
-        r"[Dd]river/library version mismatch",
-        "the node's driver and its library are of different releases: it was updated without a"
-        " reboot, or a container brings a library of its own",
-        "try another node and tell your administrator: a reboot, or loading the new driver, repairs"
-        " it; compare /proc/driver/nvidia/version with the library in the container",
+        "the driver does not fit: this PyTorch was built for a newer CUDA than it supports, or the"
+        " driver's libraries are of another release: those of a container, or of an update without"
+        " a reboot",
+        "compare the node's driver (/proc/driver/nvidia/version) with torch.version.cuda, and with"
+        " the driver libraries of a container; if only one node fails so, tell your administrator:"
+        " a reboot, or loading the new driver, repairs it",
         on=On.LAST_WORDS | On.SHARED,
     ),
     Row(
@@ -216,7 +211,7 @@ DEVICES: tuple[Row, ...] = (
     ),
     Row(
         "gpu-not-supported",
-        r"no kernel image is available|capability sm_\d+\w? is not compatible"
+        r"no kernel image is available|NoBinaryForGpu|capability sm_\d+\w? is not compatible"
         r"|compiled with an unsupported toolchain|not compiled with CUDA enabled"
         r"|invalid value for --gpu-architecture|only supports Ampere|not support bfloat16"
         r"|Value 'sm_\w+' is not defined for option",
@@ -224,7 +219,7 @@ DEVICES: tuple[Row, ...] = (
         "install one that was built for them (torch.cuda.get_arch_list()), or ask for GPUs"
         " that it supports (--gres, --constraint)",
         _USER,
-        on=On.LAST_WORDS,
+        on=On.LAST_WORDS | On.CRASH,
     ),
     Row(
         "gpu-library-failed",

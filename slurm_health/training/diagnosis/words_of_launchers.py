@@ -31,7 +31,7 @@ _OF_A_PEER = re.compile(
     # gloo that connects all ranks, and the coordination service of JAX
     r"|connectFullMesh failed|DEADLINE_EXCEEDED|waiting for clients"
     r"|Horovod has been shut down|No route to host|network addresses of \(|client socket has "
-    r"|cluster registration failed"
+    r"|cluster registration failed|failed to connect to all addresses"
     # A signal that a launcher or a user sends to all ranks.
     r"|^KeyboardInterrupt\b"
 )
@@ -86,13 +86,8 @@ MISTAKES: tuple[Row, ...] = (
         r"^\S.*: error: (?:unrecognized arguments|the following arguments are required"
         r"|argument \S+.*: |ambiguous option|one of the arguments )"
         r"|^Error: (?:No such option|Missing (?:option|argument|parameter)|Invalid value"
-        r"|Got unexpected extra argument)|FATAL Flags parsing error",
-        "the program does not take these arguments",
-    ),
-    _mistake(
-        "wrong-arguments",
-        r"^Could not override '",
-        "the program's configuration has no such entry to override",
+        r"|Got unexpected extra argument)|FATAL Flags parsing error|^Could not override '",
+        "the program does not take these arguments, or its configuration has no such entry",
     ),
     _mistake(
         "command-not-found",
@@ -127,18 +122,16 @@ MISTAKES: tuple[Row, ...] = (
     ),
     _mistake(
         "step-refused",
-        r"^There are not enough slots available in the system",
-        "mpirun should start more ranks than the job has slots for",
-    ),
-    _mistake(
-        "step-refused",
-        r"^srun: error: Unable to create step for job \d+: (?:More processors requested"
+        r"^There are not enough slots available in the system"  # of mpirun
+        r"|^srun: error: Unable to create step for job \d+: (?:More processors requested"
         r"|Requested node configuration|Invalid generic resource|Memory required by task"
         r"|Invalid (?:node|partition|account|qos))|^srun: (?:unrecognized|invalid) option"
+        r"|^srun: fatal: .+(?:mutually exclusive|by two different environment variables)"
+        r"|^srun: error: .*(?i:invalid MPI type)"
         r"|error: (?:Unable to allocate resources|Batch job submission failed): (?:Requested node"
         r"|Requested partition|Invalid |Job violates|Memory specification|More processors)",
-        "the job asks Slurm for resources that it does not have or may not have, or with an unknown"
-        " option",
+        "the job asks for resources that it does not have or may not have, or with options that are"
+        " unknown or contradict each other",
     ),
 )
 
@@ -223,7 +216,7 @@ REFUSALS: tuple[Row, ...] = (
     ),
     Row(
         "step-refused",
-        r"cpu bind request|[Ii]nvalid (?:cpu|mem)\w* |MPI plugin",
+        r"cpu bind request|layout tasks|[Ii]nvalid (?:cpu|mem)\w* |MPI plugin",
         "the job asks Slurm for a step that its allocation does not allow: {why}",
         CORRECT,
         Attribution.USER,
