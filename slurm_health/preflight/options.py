@@ -70,13 +70,6 @@ def _read_count(text: str) -> int:
     return int(text)
 
 
-def _read_spares(text: str) -> int:
-    try:
-        return _read_count(text)
-    except ValueError as err:
-        raise ValueError(f"{err}; slurm-health lemons shows how often nodes fail here") from None
-
-
 def _choice(choices: type[Enum]) -> Kind:
     values = [choice.value for choice in choices]
 
@@ -208,7 +201,7 @@ FOR_JOB = (
     *FOR_CHECK[:3],
     JobOption(
         "spares",
-        Kind("K", _read_spares),
+        Kind("K", _read_count),
         "Allocate K more nodes; run the script on the best.",
     ),
     JobOption(

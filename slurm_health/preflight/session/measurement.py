@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from slurm_health.records.probe_catalog import ALLGATHERS, COPIES, PRODUCTS, Metric
+from slurm_health.records.probe_catalog import ALLGATHERS, COPIES, MATMUL, Metric
 from slurm_health.records.records import NodeReported, Sampled, VerdictReached
 from slurm_health.records.verdict import GroupResult, Level, MetricName, Outcome
 
@@ -60,7 +60,7 @@ class Timed(NamedTuple):
             )
         elif sample.probe in COPIES:
             value = min(sample.total_bytes, _IMPOSSIBLE_BYTES) / (value * 1e6)
-        elif sample.probe in PRODUCTS:
+        elif sample.probe == MATMUL:
             value = rate_gflop_per_s(flop=sample.flop, elapsed_ms=value)
         return value if isfinite(value) and value > 0 else None
 
