@@ -4,8 +4,8 @@
 The script gets a process group of its own, as slurmstepd gives a batch script one, so that its
 `kill 0` ends what it started and not the supervisor. Signals that Slurm delivers to every process
 of the job reach it without us. Those for the batch script arrive at the supervisor, which runs in
-its place and forwards them. A signal from before the start, while the nodes were checked, waits
-until the script has a trap for it.
+its place and forwards them. One that arrives while the nodes are checked is not for the script: it
+has nothing to save yet, and no trap.
 
 A script that hangs is ended with all its processes here, and with its steps. Its interpreter comes
 first, so that it does not run its next command once a step has ended. Ranks may be in sessions of
@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
-import operator
 import os
 import re
 import signal
@@ -38,13 +36,6 @@ from slurm_health.system.signals import FOR_SCRIPT
 _CHANGED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT)
 # All after the interpreter is one argument, with its blanks.
 _INTERPRETER_LINE = re.compile(rb"#![ \t]*([^ \t]+)[ \t]*(.*?)[ \t]*$", re.DOTALL)
-# How long a script may take to set its trap: as long as modules and interpreters from a cold
-# network filesystem take (`master.job_environment.DEADLINE_S`).
-TRAP_WAIT_S = 120.0
-# A trap counts after two polls: a shell that sets one on EXIT catches all signals before it reads
-# the next line, which may handle this one.
-_POLL_FOR_TRAP_S = 0.25
-_MASK = re.compile(rb"^Sig(Blk|Ign|Cgt):\s*([0-9a-f]+)$", re.MULTILINE)
 _KERNEL_READS = 256  # bytes of a file in which the kernel looks for the interpreter line
 
 
@@ -68,18 +59,12 @@ class ScriptProcess:
     """The running script. Every signal must be blocked in the process that makes one."""
 
     def __init__(
-        self,
-        argv: list[bytes],
-        *,
-        environ: Mapping[bytes, bytes],
-        mask: Collection[int],
-        trap_wait_s: float = TRAP_WAIT_S,
+        self, argv: list[bytes], *, environ: Mapping[bytes, bytes], mask: Collection[int]
     ) -> None:
         """Start it with this environment and signal mask, and all else as we have it.
 
-        `early` holds those of `FOR_SCRIPT` that arrived before it. They are sent when it has a trap
-        for them, or after `trap_wait_s`, when it ends by them as it would have. `received` holds
-        the signals that arrived while it ran, from any sender.
+        `early` holds those of `FOR_SCRIPT` that arrived before it, and are dropped. `received`
+        holds the signals that arrived while it ran, from any sender.
         """
         waiting, gate = os.pipe()
 
@@ -97,7 +82,6 @@ class ScriptProcess:
         for number in self.early:
             while signal.sigtimedwait({number}, 0):  # real-time signals queue
                 pass
-        self._early = _Early(self.pid, self.early, trap_wait_s)
         self.received: set[int] = set()
         os.write(gate, b"!")  # now it may begin
         os.close(gate)
@@ -112,13 +96,7 @@ class ScriptProcess:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
                 if pid:
                     return status
-                self._early.send_those_expected()
-                if self._early.left:  # wake up for the next poll for traps
-                    info = signal.sigtimedwait(ALL_SIGNALS, _POLL_FOR_TRAP_S)
-                else:
-                    info = signal.sigwaitinfo(ALL_SIGNALS)
-                if info is None:
-                    continue
+                info = signal.sigwaitinfo(ALL_SIGNALS)
                 number, sender = info.si_signo, info.si_pid
                 if number == signal.SIGCHLD:
                     on_child()
@@ -132,47 +110,6 @@ class ScriptProcess:
         finally:
             self._inside.end()
             self._beside.end()
-
-
-class _Early:
-    """Signals from before the script's start, until they are sent."""
-
-    def __init__(self, pid: int, numbers: Collection[int], wait_s: float) -> None:
-        self._pid = pid
-        self._until_s = time.monotonic() + wait_s
-        self._trapped: set[int] = set()  # at the last poll
-        self.left = set(numbers)
-
-    def send_those_expected(self) -> None:
-        """Send the signals that had a trap at the last poll and now, or all if late."""
-        if not self.left:
-            return
-        late = time.monotonic() >= self._until_s
-        trapped = self.left & _handled_by(self._pid)
-        for number in self.left.copy() if late else trapped & self._trapped:
-            self.left.discard(number)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, number)
-        self._trapped = trapped
-
-
-def _handled_by(pid: int) -> set[int]:
-    """Return the signals that a process catches, ignores or blocks; none if it is gone.
-
-    A process in `sigwait` does not show its signals.
-    """
-    try:
-        status = Path(f"/proc/{pid}/status").read_bytes()
-    except OSError:
-        return set()
-    masks = {name: int(mask, 16) for name, mask in _MASK.findall(status)}
-    if _numbers(masks.get(b"Blk", 0)) >= ALL_SIGNALS:
-        return set()  # it is our child, and not the script yet
-    return _numbers(functools.reduce(operator.or_, masks.values(), 0))
-
-
-def _numbers(mask: int) -> set[int]:
-    return {number for number in ALL_SIGNALS if mask >> (number - 1) & 1}
 
 
 def _become(

@@ -77,7 +77,6 @@ class ScriptRuns:
         restarts: how often it may start again.
         ask: returns what follows a failure; raises Interrupted.
         watched: watches a start of the script, in its environment, while active.
-        trap_wait_s: see `ScriptProcess`.
         post_mortem_s: the time limit of a post-mortem; 0: there is none.
         quiet_for_s: nothing is added to the job's output, and a script that ends within this time
             has no post-mortem; None: its user has asked for both.
@@ -92,7 +91,6 @@ class ScriptRuns:
     restarts: Restarts
     ask: Callable[[Sequence[str]], JobOutcome | None]
     watched: Watching
-    trap_wait_s: float
     post_mortem_s: float
     quiet_for_s: float | None = None
     _ended_by: set[int] = field(default_factory=set)  # the ending signals that have arrived
@@ -168,13 +166,10 @@ class ScriptRuns:
         """Run the script to its end, and record both ends."""
         began = time.monotonic()
         begins = [_size(number) for number in (1, 2)]
-        process = ScriptProcess(argv, environ=environ, mask=self.mask, trap_wait_s=self.trap_wait_s)
+        process = ScriptProcess(argv, environ=environ, mask=self.mask)
         if process.early:
             names = ", ".join(map(signal_name, sorted(process.early)))
-            say(
-                f"{names} came before {self.name} started; it is sent once the script has a trap"
-                f" for it, or after {self.trap_wait_s:g} s"
-            )
+            say(f"{names} arrived before {self.name} started, and is not passed on")
         self.recorder.start(
             ScriptStarted(
                 script=self.name, pid=process.pid, restart=restart, nodes=list(answer.nodes)

@@ -26,7 +26,7 @@ from slurm_health.preflight.supervisor import check_process, monitor_process, po
 from slurm_health.preflight.supervisor.environ import as_bytes, as_text
 from slurm_health.preflight.supervisor.flight_recorder import recording
 from slurm_health.preflight.supervisor.recorder import Clock, ScriptRecorder, say, to_machine_log
-from slurm_health.preflight.supervisor.script_process import TRAP_WAIT_S, command_line
+from slurm_health.preflight.supervisor.script_process import command_line
 from slurm_health.preflight.supervisor.script_runs import Restarts, ScriptRuns
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
 from slurm_health.records.errors import ExitCode
@@ -44,7 +44,6 @@ class SupervisorPatience:
     silence_s: float = check_process.SILENCE_S
     requeue_wait_s: float = 90.0
     journal_wait_s: float = 10.0
-    trap_wait_s: float = TRAP_WAIT_S
     post_mortem_s: float = post_mortem.POST_MORTEM_S
     monitor_after_s: float = monitor_process.AFTER_S
     unasked_after_s: float = 60.0  # of a script whose user has not asked to have it watched
@@ -153,7 +152,6 @@ def supervise(
             after_s=after_s,
             quiet=config.quiet,
         ),
-        trap_wait_s=patience.trap_wait_s,
         post_mortem_s=patience.post_mortem_s if watched else 0.0,
         quiet_for_s=after_s if config.quiet else None,
     )
