@@ -32,7 +32,8 @@ from slurm_health.preflight.master.launcher import (
     LocalLauncher,
     SlurmLauncher,
 )
-from slurm_health.preflight.master.master import SILENCE_S, Master, MasterSettings, poll_interval_s
+from slurm_health.preflight.master.master import SILENCE_S, Master, poll_interval_s
+from slurm_health.preflight.session.controller import Controller
 from slurm_health.preflight.session.course import RoundPlanner
 from slurm_health.records.allocation import Allocation
 from slurm_health.records.errors import JournalError
@@ -198,22 +199,23 @@ def _check(
     expectations: Mapping[str, Expectation],
     environ: Mapping[str, str],
 ) -> FinishedCheck:
+    controller = Controller(
+        started.nodes,
+        # As its first master recorded it: one that takes over has to plan the same.
+        functools.partial(make_localizer, prior=started.prior),
+        settings.limits,
+        settings.phases,
+        expectations,
+        settings.localize,
+        settings.light,
+    )
     master = Master(
         directory,
-        started.nodes,
+        controller,
         launcher,
-        MasterSettings(
-            limits=settings.limits,
-            phases=settings.phases,
-            # As its first master recorded it: one that takes over has to plan the same.
-            make_localizer=functools.partial(make_localizer, prior=started.prior),
-            expectations=expectations,
-            localize=settings.localize,
-            progress=settings.progress,
-            alive=settings.alive,
-            load_ahead=functools.partial(load_ahead, acting=settings.act),
-            light=settings.light,
-        ),
+        progress=settings.progress,
+        alive=settings.alive,
+        load_ahead=load_ahead,
     )
     with master.led(started, lambda: _became(environ)) as verdict:
         from slurm_health.preflight.master.after_verdict import conclude
@@ -244,19 +246,14 @@ def _became(environ: Mapping[str, str]) -> str:
     return last_word.became(environ, now_s=time.time())
 
 
-def load_ahead(*, acting: bool) -> None:
+def load_ahead() -> None:
     """Load what a check needs only once its agents are ready, or later.
 
     Loading torch takes them longer than this takes, and the first round, or what is done about
-    the verdict where it is acted on, need not wait for it then.
+    the verdict, need not wait for it then.
     """
     import slurm_health.preflight.localize.localizer
-    import slurm_health.preflight.master.after_verdict
-
-    if acting:
-        import slurm_health.preflight.acting.perform
-        import slurm_health.preflight.acting.requeue_helper
-        import slurm_health.preflight.acting.unchecked  # noqa: F401
+    import slurm_health.preflight.master.after_verdict  # noqa: F401
 
 
 def make_localizer(
