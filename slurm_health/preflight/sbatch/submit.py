@@ -326,7 +326,7 @@ class _Job:
         if name is None:
             return None
         if name[:1] not in {".", "/"}:
-            here = Path.cwd() / (self.line.chdir or "")
+            here = Path.cwd() / self.line.values.get("chdir", "")
             for directory in ["", *self.environ.get("PATH", "").split(":")]:
                 candidate = here / directory / name
                 # A directory that is closed to the user has none for sbatch either.

@@ -26,9 +26,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from slurm_health.preflight.supervisor.environ import as_text
+from slurm_health.preflight.supervisor.process_tree import Tree, tree_of
 from slurm_health.preflight.supervisor.recorder import say
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS, WINDOW_S, Sentinel
-from slurm_health.system import proc
 from slurm_health.system.processes import fork
 from slurm_health.system.signals import FOR_SCRIPT
 
@@ -136,29 +136,26 @@ GRACE_S = 5.0  # between SIGTERM, for which a script may have a trap, and SIGKIL
 _STEPS_S = 40.0  # for Slurm to end the steps; a node that does not answer takes longer
 _POLL_S = 0.1
 
-_Known = dict[int, int]
-"""Processes and their start times: a later process may have the same number."""
-
 
 def end_script(pid: int, grace_s: float = GRACE_S) -> None:
     """End the script, our child that leads a group, and all its descendants.
 
     Only processes that hang in the kernel, or detached themselves before, are left.
     """
-    known = _below(pid, {})
+    known = tree_of(pid)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGTERM)
     until_s = time.monotonic() + grace_s
     while _alive(known) and time.monotonic() < until_s:
         time.sleep(_POLL_S)
-        known = _below(pid, known)
+        known = tree_of(pid, known)
     until_s = time.monotonic() + grace_s
     while (alive := _alive(known)) and time.monotonic() < until_s:
         for process in alive:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(_POLL_S)
-        known = _below(pid, known)
+        known = tree_of(pid, known)
 
 
 def end_steps(environ: Mapping[bytes, bytes], mask: Collection[int]) -> None:
@@ -190,30 +187,5 @@ def _end_steps(environ: Mapping[str, str], mask: Collection[int]) -> int:
     return 0
 
 
-def _below(pid: int, known: _Known) -> _Known:
-    """Return the known processes, the script, and the descendants of both."""
-    children: dict[int, list[proc.Stat]] = {}
-    below: _Known = {}
-    for directory in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError):
-            process = proc.stat(directory)
-            children.setdefault(process.parent, []).append(process)
-            if process.pid == pid or known.get(process.pid) == process.start_ticks:
-                below[process.pid] = process.start_ticks
-    queue = list(below)
-    while queue:
-        for process in children.get(queue.pop(), ()):
-            if process.pid not in below:
-                below[process.pid] = process.start_ticks
-                queue.append(process.pid)
-    return below
-
-
-def _alive(known: _Known) -> list[int]:
-    alive = []
-    for pid, start_ticks in known.items():
-        with contextlib.suppress(OSError, ValueError):
-            now = proc.stat(Path(f"/proc/{pid}"))
-            if now.start_ticks == start_ticks and now.state not in {"Z", "X"}:
-                alive.append(pid)
-    return alive
+def _alive(tree: Tree) -> list[int]:
+    return [pid for pid, process in tree.items() if process.state not in {"Z", "X"}]

@@ -27,7 +27,7 @@ from slurm_health.preflight.supervisor.environ import as_bytes, as_text
 from slurm_health.preflight.supervisor.flight_recorder import recording
 from slurm_health.preflight.supervisor.recorder import Clock, ScriptRecorder, say, to_machine_log
 from slurm_health.preflight.supervisor.script_process import command_line
-from slurm_health.preflight.supervisor.script_runs import Restarts, ScriptRuns
+from slurm_health.preflight.supervisor.script_runs import ScriptRuns
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.records import Disposition, JobOutcome
@@ -134,14 +134,12 @@ def supervise(
     watched = not config.quiet or spec.monitor is not OnHang.OFF
     runs = ScriptRuns(
         source=config.source,
-        name=spec.script,
+        spec=spec,
         environ=_environ_of_script(config, answer.directory, patience.journal_wait_s),
         mask=mask,
         directory=answer.directory,
         recorder=ScriptRecorder(answer.directory, clock, patience.journal_wait_s),
-        restarts=Restarts(
-            most=spec.max_restarts, argv=config.restart_argv, survives=spec.keeps_spares
-        ),
+        restart_argv=config.restart_argv,
         ask=check.after_failure,
         watched=functools.partial(
             monitor_process.beside,
