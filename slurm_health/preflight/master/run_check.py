@@ -92,7 +92,7 @@ def check_allocation(
     launcher = SlurmLauncher(
         allocation.job_id,
         _agent_command(directory, started, settings),
-        _probe_environ(settings, environ),
+        settings.probe_environ,
         # Asked for less long than agents wait for a silent master.
         lambda: _client(environ, patience_s=_GRES_S).gres(started.slurm_name),
     )
@@ -176,7 +176,7 @@ def check_local(
         settings=settings.recorded(),
     )
     directory, started = journal.directory_of_check(settings.journal_root, started)
-    probe_environ = _probe_environ(settings, environ)
+    probe_environ = settings.probe_environ
     if not settings.light:
         probe_environ = _with_devices(settings.python, probe_environ)
     command = _agent_command(directory, started, settings)
@@ -315,10 +315,6 @@ def _with_devices(python: str, environ: Mapping[str, str]) -> Mapping[str, str]:
     count = devices_of_torch(python, environ)
     names = ",".join(str(number) for number in range(count))
     return {**environ, devices.variable: names} if count else environ
-
-
-def _probe_environ(settings: CheckSettings, environ: Mapping[str, str]) -> Mapping[str, str]:
-    return environ if settings.probe_environ is None else settings.probe_environ
 
 
 def _run_id(settings: CheckSettings) -> str:

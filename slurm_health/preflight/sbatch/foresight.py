@@ -27,6 +27,7 @@ from slurm_health.system.processes import ask_python
 _LOOK_S = 2.0
 _NO_TORCH = 1  # what that exits with; an interpreter that fails by itself may, too
 _TORCH = "lib*/python3*/*-packages/torch/__init__.py"  # below the prefix of an installation
+_PROGRAM = b"\x7fELF"  # a compiled interpreter; who knows what a script does first
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 _OF_ONE_MACHINE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # noqa: S108 - only compared with
 # Filesystems of a disk: where such a directory is another mount, it may well be shared.
@@ -158,8 +159,14 @@ def _about_torch(
 
 
 def may_have_torch(python: str, environ: Mapping[str, str]) -> bool:
-    """Tell whether an interpreter has torch, or does not answer in time."""
+    """Tell whether an interpreter has torch, or nothing shows it from here."""
     path = Path(python)
+    try:
+        with path.open("rb") as program:
+            if program.read(len(_PROGRAM)) != _PROGRAM:
+                return True
+    except OSError:
+        return True
     prefixes = {path.parent.parent, path.resolve().parent.parent}  # of an environment, of its base
     if any(any(prefix.glob(_TORCH)) for prefix in prefixes):
         return True

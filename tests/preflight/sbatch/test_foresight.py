@@ -14,6 +14,7 @@ from slurm_health.preflight.config import SITE_FILE_VARIABLE
 from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.sbatch.foresight import warnings
 from slurm_health.system.proc import mount_of, mounted
+from tests.support.supervised import write_executable
 
 SCRIPT = b"#!/bin/sh\n#SBATCH -N2\nsrun train\n"
 
@@ -93,6 +94,17 @@ def test_torch_of_the_job_or_of_slurm_health_is_enough(desk: Desk, tmp_path: Pat
 
 def test_an_interpreter_whose_torch_lies_elsewhere_is_asked(desk: Desk, tmp_path: Path) -> None:
     assert desk.said(JobSpec(python=str(program(tmp_path / "elsewhere", "true")))) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["#!/bin/sh\nexec apptainer exec x python3\n", "#!/bin/sh\nexit 1"]
+)
+def test_nothing_is_said_of_an_interpreter_that_is_a_script(
+    desk: Desk, tmp_path: Path, text: str
+) -> None:
+    wrapper = write_executable(tmp_path / "python", text + "touch $HERE/called\n")
+    assert desk.said(JobSpec(python=str(wrapper)), HERE=str(tmp_path)) == []
+    assert not (tmp_path / "called").exists()
 
 
 @pytest.mark.parametrize(
