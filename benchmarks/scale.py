@@ -14,7 +14,6 @@ takes minutes and some GB of memory.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import math
 import subprocess
@@ -31,8 +30,9 @@ from benchmarks.results import keep, machine_facts, machine_line
 from benchmarks.scale_node import Clock, Filesystem
 from benchmarks.scale_world import Cluster
 from slurm_health.preflight.agent.workers import AgentSettings
-from slurm_health.preflight.master.master import SILENCE_S, Master, MasterSettings, poll_interval_s
+from slurm_health.preflight.master.master import SILENCE_S, Master, poll_interval_s
 from slurm_health.preflight.master.run_check import load_ahead, make_localizer
+from slurm_health.preflight.session.controller import Controller
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import phases
 from slurm_health.records.probe_catalog import SETS
@@ -130,14 +130,9 @@ def measure(nodes: int, bad: float, options: argparse.Namespace) -> dict[str, ob
     )
     master = Master(
         directory,
-        list(cluster.nodes),
+        Controller(list(cluster.nodes), make_localizer, TimeLimits(), phases([options.check])),
         cluster,
-        MasterSettings(
-            limits=TimeLimits(),
-            phases=phases([options.check]),
-            make_localizer=make_localizer,
-            load_ahead=functools.partial(load_ahead, acting=True),
-        ),
+        load_ahead=load_ahead,
         clock=clock,
     )
     files.watch()

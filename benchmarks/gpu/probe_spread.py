@@ -94,7 +94,7 @@ def _rate(
     machine: Machine, name: str, rate: float, unit: str, peak: float | None
 ) -> Iterator[Figure]:
     yield Figure(name=f"{name}: rate", value=float(f"{rate:.4g}"), unit=unit)
-    if peak is None or machine.expectation is None:
+    if not peak or machine.expectation is None:
         return
     least = machine.expectation.healthy_fraction
     wrong = f"below the {least:.0%} that its model is held to" if rate < least * peak else ""

@@ -19,7 +19,7 @@ import msgspec
 from slurm_health.preflight.agent import node_facts
 from slurm_health.preflight.agent.worker_process import Line, Worker, end_together
 from slurm_health.preflight.probes.sizes import CPU, choose, work_for
-from slurm_health.preflight.session.measurement import reduced_ms
+from slurm_health.preflight.session.measurement import group_times
 from slurm_health.records.probe_catalog import Probe, Scope
 from slurm_health.records.records import Sampled, WorkersReady
 
@@ -176,7 +176,8 @@ def rows_of(bench: Bench, probe: Probe, options: Mapping[str, object], runs: int
             sample = _sampled(each)
             name = f"{probe.name} {sample.quantity}".strip()
             row = rows.setdefault(name, Row(name=name))
-            elapsed_ms = reduced_ms(sample)
+            times = group_times([sample.node], [sample])
+            elapsed_ms = max((timed.own_ms for timed in times), default=None)
             row.flop, row.total_bytes, row.figures = sample.flop, sample.total_bytes, sample.figures
             if index and elapsed_ms is not None:
                 row.times_ms.append(elapsed_ms)

@@ -174,8 +174,11 @@ def _after_failure(failure: str, spec: JobSpec) -> int:
 @click.option("--move", required=True)
 def requeue_helper(directory: Path, move: str) -> int:
     """Release a requeued job without its bad nodes. Runs as a job of its own."""
-    from slurm_health.preflight.acting.release_elsewhere import release_elsewhere, telling_owner
-    from slurm_health.preflight.acting.requeue_helper import Move
+    from slurm_health.preflight.acting.release_elsewhere import (
+        Move,
+        release_elsewhere,
+        telling_owner,
+    )
     from slurm_health.system.slurm.client import Client
 
     decoded = from_json(move, Move)

@@ -32,9 +32,6 @@ OFF = "off"
 # Run by an interpreter: exits with 0 if it has torch, else with 1, without loading it.
 FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 _GROUP = "slurm_health.probes"
-_ADAPTERS = "no such probe; rails name an adapter, and perftest runs as an external check"
-# Names that another way of measuring replaces.
-_REPLACED = {"ib_write_bw": _ADAPTERS, "nic_loopback": _ADAPTERS}
 
 
 def chosen_phases(value: str, option: str = "--check") -> tuple[Phase, ...]:
@@ -139,8 +136,6 @@ def _installed(name: str, option: str) -> Probe:
             if spec is None or not spec.origin or not spec.origin.endswith(".py"):
                 raise ConfigError(option, name, f"{point.module} is not a module of a single file")
             return Probe(name, scope, spec.origin)
-    if name in _REPLACED:
-        raise ConfigError(option, name, _REPLACED[name])
     foreign = [p.name for scope in Scope for p in entry_points(group=f"{_GROUP}.{scope.value}")]
     valid = [*SETS, OFF, *(probe.name for probe in BUILT_IN), *sorted(foreign)]
     raise ConfigError(option, name, "no such probe", valid=valid)

@@ -40,22 +40,22 @@ _NVLINK3, _NVLINK4, _NVLINK5, _XGMI = 60.0, 100.0, 200.0, 30.0
 PORT_FRACTION = 0.15
 
 
-class Expectation(msgspec.Struct, frozen=True, kw_only=True):
+class Expectation(msgspec.Struct, frozen=True):
     """Peaks of a device model, and the fraction of them that every healthy one reaches.
 
     `allgather_gb_per_s` is no peak, but the bus bandwidth that all-gathers between any two or more
     devices of every healthy node exceed. `port_fraction` is the fraction of its network ports' rate
-    that every healthy node reaches between GPUs. None: no expectation of that kind. `basis` is the
-    source of a site's figures.
+    that every healthy node reaches between GPUs. 0: no expectation of that kind. `basis` is the
+    source of a site's figures. A site's table `[expectations."MODEL"]` has the same fields.
     """
 
     model: str
-    bf16_tflop_per_s: float | None = None
-    memory_gb_per_s: float | None = None
-    healthy_fraction: float = LEAST_KNOWN
-    allgather_gb_per_s: float | None = None
-    port_fraction: float | None = PORT_FRACTION
-    basis: str = ""
+    bf16_tflop_per_s: Annotated[float, msgspec.Meta(ge=0, le=100_000)] = 0.0
+    memory_gb_per_s: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] = 0.0
+    healthy_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = LEAST_KNOWN
+    allgather_gb_per_s: Annotated[float, msgspec.Meta(ge=0, le=100_000)] = 0.0
+    port_fraction: Annotated[float, msgspec.Meta(ge=0, le=1)] = PORT_FRACTION
+    basis: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
 
 class Links(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,59 +68,35 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
     ports_gbit_per_s: Sequence[float] = ()
 
 
-def _known(
-    model: str,
-    bf16_tflop_per_s: float,
-    memory_gb_per_s: float,
-    fraction: float = LEAST_KNOWN,
-    allgather_gb_per_s: float | None = None,
-) -> Expectation:
-    return Expectation(
-        model=model,
-        bf16_tflop_per_s=bf16_tflop_per_s,
-        memory_gb_per_s=memory_gb_per_s,
-        healthy_fraction=fraction,
-        allgather_gb_per_s=allgather_gb_per_s,
-    )
-
-
 # The names are torch's. If a name stands for variants, the figures are the lower ones.
 KNOWN = (
-    _known("NVIDIA A100-SXM4-40GB", 312, 1555, _SXM4, _NVLINK3),
-    _known("NVIDIA A100-SXM4-80GB", 312, 2039, _SXM4, _NVLINK3),
-    _known("NVIDIA A100-PCIE-40GB", 312, 1555, _SXM5),
-    _known("NVIDIA A100 80GB PCIe", 312, 1935, _SXM5),
-    _known("NVIDIA A30", 165, 933),
-    _known("NVIDIA A40", 149.7, 696),
-    _known("NVIDIA L40", 181, 864),
-    _known("NVIDIA L40S", 362, 864),
-    _known("NVIDIA H100 80GB HBM3", 989, 3350, _SXM5, _NVLINK4),
-    _known("NVIDIA H100 PCIe", 756, 2000),
-    _known("NVIDIA H100 NVL", 835, 3900),
-    _known("NVIDIA H200", 989, 4800, _SXM5, _NVLINK4),
-    _known("NVIDIA GH200 480GB", 989, 4000, _SXM5),
-    _known("NVIDIA GH200 144G HBM3e", 989, 4800, _SXM5),
-    _known("NVIDIA B200", 2250, 7700, _SXM5, _NVLINK5),
-    _known("NVIDIA B300 SXM6 AC", 2250, 7700, _SXM5, _NVLINK5),
-    _known("NVIDIA GB200", 2500, 7700, _SXM5, _NVLINK5),
-    _known("NVIDIA GB300", 2500, 7700, _SXM5, _NVLINK5),
+    Expectation("NVIDIA A100-SXM4-40GB", 312, 1555, _SXM4, _NVLINK3),
+    Expectation("NVIDIA A100-SXM4-80GB", 312, 2039, _SXM4, _NVLINK3),
+    Expectation("NVIDIA A100-PCIE-40GB", 312, 1555, _SXM5),
+    Expectation("NVIDIA A100 80GB PCIe", 312, 1935, _SXM5),
+    Expectation("NVIDIA A30", 165, 933),
+    Expectation("NVIDIA A40", 149.7, 696),
+    Expectation("NVIDIA L40", 181, 864),
+    Expectation("NVIDIA L40S", 362, 864),
+    Expectation("NVIDIA H100 80GB HBM3", 989, 3350, _SXM5, _NVLINK4),
+    Expectation("NVIDIA H100 PCIe", 756, 2000),
+    Expectation("NVIDIA H100 NVL", 835, 3900),
+    Expectation("NVIDIA H200", 989, 4800, _SXM5, _NVLINK4),
+    Expectation("NVIDIA GH200 480GB", 989, 4000, _SXM5),
+    Expectation("NVIDIA GH200 144G HBM3e", 989, 4800, _SXM5),
+    Expectation("NVIDIA B200", 2250, 7700, _SXM5, _NVLINK5),
+    Expectation("NVIDIA B300 SXM6 AC", 2250, 7700, _SXM5, _NVLINK5),
+    Expectation("NVIDIA GB200", 2500, 7700, _SXM5, _NVLINK5),
+    Expectation("NVIDIA GB300", 2500, 7700, _SXM5, _NVLINK5),
     # torch shows each of its two dies as a device.
-    _known("AMD Instinct MI250X", 191.5, 1638),
-    _known("AMD Instinct MI300X", 1300, 5300, allgather_gb_per_s=_XGMI),
-    _known("AMD Instinct MI325X", 1300, 6000, allgather_gb_per_s=_XGMI),
-    _known("AMD Instinct MI355X", 2300, 8000, allgather_gb_per_s=_XGMI),
+    Expectation("AMD Instinct MI250X", 191.5, 1638),
+    Expectation("AMD Instinct MI300X", 1300, 5300, allgather_gb_per_s=_XGMI),
+    Expectation("AMD Instinct MI325X", 1300, 6000, allgather_gb_per_s=_XGMI),
+    Expectation("AMD Instinct MI355X", 2300, 8000, allgather_gb_per_s=_XGMI),
 )
 
 
-class _SiteTable(msgspec.Struct, frozen=True, kw_only=True):
-    """`[expectations."<device model>"]`. 0: no expectation of that kind."""
-
-    bf16_tflop_per_s: Annotated[float, msgspec.Meta(ge=0, le=100_000)] | None = None
-    memory_gb_per_s: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] | None = None
-    healthy_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    allgather_gb_per_s: Annotated[float, msgspec.Meta(ge=0, le=100_000)] | None = None
-    port_fraction: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    basis: Annotated[str, msgspec.Meta(max_length=200)] = ""
+_FIGURES = frozenset({"bf16_tflop_per_s", "memory_gb_per_s", "allgather_gb_per_s"})
 
 
 def expectation_of(model: str, known: Mapping[str, Expectation]) -> Expectation | None:
@@ -158,7 +134,7 @@ def largest_matmul_ms(expectation: Expectation, *, flop: float) -> float | None:
     `LocalizeSettings.expected_ms` is exceeded only by its `expected_slack`: divide by that.
     """
     peak = expectation.bf16_tflop_per_s
-    return None if peak is None else flop / (peak * 1e9 * expectation.healthy_fraction)
+    return flop / (peak * 1e9 * expectation.healthy_fraction) if peak else None
 
 
 def largest_copy_ms(expectation: Expectation, *, moved_bytes: float) -> float | None:
@@ -167,7 +143,7 @@ def largest_copy_ms(expectation: Expectation, *, moved_bytes: float) -> float | 
     A copy of n bytes moves 2 n: it reads and it writes them.
     """
     peak = expectation.memory_gb_per_s
-    return None if peak is None else moved_bytes / (peak * 1e6 * expectation.healthy_fraction)
+    return moved_bytes / (peak * 1e6 * expectation.healthy_fraction) if peak else None
 
 
 # The work of one iteration of the probes on an accelerator; tests compare these with the probes.
@@ -235,8 +211,7 @@ def _network_ms(
         rates = [rate / 8 for rate in links.ports_gbit_per_s]
         whole = expected.port_fraction * sum(rates)
         rail.append(expected.port_fraction * min([*rates, sum(rates) / links.devices]))
-        within = expected.allgather_gb_per_s or 0.0
-        pair.append(whole if links.devices == 1 else min(whole, within))
+        pair.append(whole if links.devices == 1 else min(whole, expected.allgather_gb_per_s))
         devices = max(devices, links.devices)
     return {
         Metric(probe="rail_allgather"): _gathering_ms(min(rail, default=0.0), 2),
@@ -244,7 +219,7 @@ def _network_ms(
     }
 
 
-def _gathering_ms(busbw_gb_per_s: float | None, ranks: int) -> float | None:
+def _gathering_ms(busbw_gb_per_s: float, ranks: int) -> float | None:
     """Return how long an all-gather takes at a bus bandwidth as nccl-tests defines it."""
     if not busbw_gb_per_s or ranks < 2:
         return None
@@ -258,19 +233,18 @@ def _key(model: str) -> str:
 def _changed(
     model: str, table: Mapping[str, object], source: str, known: Expectation | None
 ) -> Expectation:
-    """Return the expectation of a model with a site's figures; its 0 means none."""
+    """Return the expectation of a model with a site's figures."""
     where = f'{source}: expectations."{model}"'
+    valid = Expectation.__struct_fields__[1:]
     for key, value in table.items():
-        if key not in _SiteTable.__struct_fields__:
-            raise ConfigError(where, key, "unknown setting", valid=_SiteTable.__struct_fields__)
+        if key not in valid:
+            raise ConfigError(where, key, "unknown setting", valid=valid)
         try:
-            msgspec.convert({key: value}, _SiteTable)
+            msgspec.convert({"model": model, key: value}, Expectation)
         except msgspec.ValidationError as err:
             problem = str(err).split(" - at `")[0]
             raise ConfigError(where, key, f"{problem}, found {value!r}") from err
-    site = msgspec.convert(table, _SiteTable)
-    figures = (site.bf16_tflop_per_s, site.memory_gb_per_s, site.allgather_gb_per_s)
-    if known is None and all(figure is None for figure in figures):
+    if known is None and not table.keys() & _FIGURES:
         raise ConfigError(
             source,
             model,
@@ -278,20 +252,9 @@ def _changed(
             " allgather_gb_per_s, or name the model as torch.cuda.get_device_name() does",
             valid=[expectation.model for expectation in KNOWN],
         )
-    base = known or Expectation(model=model)
-
-    def chosen(figure: float | None, otherwise: float | None) -> float | None:
-        return otherwise if figure is None else figure or None
-
-    return msgspec.structs.replace(
-        base,
-        bf16_tflop_per_s=chosen(site.bf16_tflop_per_s, base.bf16_tflop_per_s),
-        memory_gb_per_s=chosen(site.memory_gb_per_s, base.memory_gb_per_s),
-        healthy_fraction=site.healthy_fraction or base.healthy_fraction,
-        allgather_gb_per_s=chosen(site.allgather_gb_per_s, base.allgather_gb_per_s),
-        port_fraction=chosen(site.port_fraction, base.port_fraction),
-        basis=one_line(site.basis),
-    )
+    base = msgspec.structs.asdict(known or Expectation(model))
+    changed = msgspec.convert({**base, **table}, Expectation)
+    return msgspec.structs.replace(changed, basis=one_line(changed.basis))
 
 
 def bases(models: Mapping[str, str], known: Mapping[str, Expectation]) -> dict[str, str]:

@@ -70,13 +70,6 @@ def _read_count(text: str) -> int:
     return int(text)
 
 
-def _read_spares(text: str) -> int:
-    try:
-        return _read_count(text)
-    except ValueError as err:
-        raise ValueError(f"{err}; slurm-health lemons shows how often nodes fail here") from None
-
-
 def _choice(choices: type[Enum]) -> Kind:
     values = [choice.value for choice in choices]
 
@@ -186,6 +179,12 @@ _MAX_REQUEUES = JobOption(
     "Requeue the job for bad nodes N times at most.",
     default=_DEFAULT.max_requeues,
 )
+_MONITOR = JobOption(
+    "monitor",
+    _choice(policy.OnHang),
+    "Report hangs and slow ranks; stop a job that hangs, or restart its script.",
+    default=_DEFAULT.monitor,
+)
 _HEARTBEAT = JobOption(
     "heartbeat",
     _choice(policy.Heartbeat),
@@ -208,7 +207,7 @@ FOR_JOB = (
     *FOR_CHECK[:3],
     JobOption(
         "spares",
-        Kind("K", _read_spares),
+        Kind("K", _read_count),
         "Allocate K more nodes; run the script on the best.",
     ),
     JobOption(
@@ -217,12 +216,7 @@ FOR_JOB = (
         "Start a failed script again N times at most, in its job, without nodes at fault.",
         default=_DEFAULT.max_restarts,
     ),
-    JobOption(
-        "monitor",
-        _choice(policy.OnHang),
-        "Report hangs and slow ranks; stop a job that hangs, or restart its script.",
-        default=_DEFAULT.monitor,
-    ),
+    _MONITOR,
     *FOR_CHECK[3:5],
     JobOption(
         "on-unchecked",
@@ -241,16 +235,8 @@ FOR_JOB = (
 )
 DRY_RUN = JobOption("dry-run", None, "Print the batch script without submitting it.")
 FOR_RUN = (
-    JobOption(
-        "network-check",
-        None,
-        "Check the nodes first: all compute, and exchange data with changing partners.",
-    ),
-    JobOption(
-        "straggler-detection",
-        None,
-        "Check the nodes first with training steps of a GPT, in pairs.",
-    ),
+    _NETWORK_CHECK,
+    _STRAGGLER_DETECTION,
     JobOption(
         "exclude-straggler",
         None,
@@ -259,12 +245,7 @@ FOR_RUN = (
     JOURNAL,
     PYTHON,
     _SETUP,
-    JobOption(
-        "monitor",
-        _choice(policy.OnHang),
-        "Report failures, hangs and slow ranks; stop a training that hangs, or restart it.",
-        default=_DEFAULT.monitor,
-    ),
+    _MONITOR,
     _HEARTBEAT,
 )
 

@@ -29,7 +29,6 @@ class Probe(msgspec.Struct, frozen=True):
 BUILT_IN = (
     Probe("values", Scope.SOLO),
     Probe("matmul", Scope.SOLO),
-    Probe("matmul_fp8", Scope.SOLO),
     Probe("memory_copy", Scope.SOLO),
     Probe("memory_pattern", Scope.SOLO),
     Probe("host_copy", Scope.SOLO),
@@ -44,7 +43,7 @@ GPT = ("gpt_fit", "gpt")
 # No probe of a round: agents test it beside them, so that no filesystem that hangs holds a worker.
 STORAGE = "storage"
 # Only for accelerators, or only for nodes with accelerators.
-ON_ACCELERATORS = frozenset({"matmul_fp8", "memory_pattern", "host_copy", "peer_copy"})
+ON_ACCELERATORS = frozenset({"memory_pattern", "host_copy", "peer_copy"})
 # Light probes measure the same as these with numpy and over TCP, without torch.
 LIGHT = frozenset(
     {
@@ -63,7 +62,6 @@ ON_CPUS = frozenset({TORCH_ON_CPUS, LIGHT_ON_CPUS})
 _COMPONENTS = {
     "values": "compute",
     "matmul": "compute",
-    "matmul_fp8": "compute",
     "memory_copy": "memory",
     "memory_pattern": "memory",
     "host_copy": "links",
@@ -79,13 +77,12 @@ _COMPONENTS = {
 ALLGATHER, MATMUL = "allgather", "matmul"
 ALLGATHERS = frozenset({ALLGATHER, "rail_allgather", "node_allgather"})
 COPIES = frozenset({"memory_copy", "host_copy", "peer_copy"})
-PRODUCTS = frozenset({MATMUL, "matmul_fp8"})
 
 
 def unit_of(probe: str) -> str:
     """Return the unit of a probe's measurements; a quantity may follow its name."""
     name = probe.partition(" ")[0]
-    if name in PRODUCTS:
+    if name == MATMUL:
         return "GFLOP/s"
     return "GB/s" if name in ALLGATHERS or name in COPIES else "ms"
 
@@ -125,7 +122,7 @@ SETS = {
     LIGHT_SET: (*_STANDARD, "memory_pattern"),
     "quick": _QUICK,
     "standard": _STANDARD,
-    "thorough": (*_STANDARD, "matmul_fp8", "host_copy", "peer_copy", "memory_pattern", *GPT),
+    "thorough": (*_STANDARD, "host_copy", "peer_copy", "memory_pattern", *GPT),
     "network-check": ("matmul", "rail_allgather", "allgather"),
     "straggler-detection": GPT,
     STORAGE: ("values", STORAGE),  # a node whose workers measured nothing is undecided

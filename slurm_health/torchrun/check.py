@@ -29,8 +29,9 @@ from slurm_health.preflight.chosen_probes import chosen_phases, why_light
 from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.master import priors
 from slurm_health.preflight.master.job_environment import environ_after
-from slurm_health.preflight.master.master import Master, MasterSettings
+from slurm_health.preflight.master.master import Master
 from slurm_health.preflight.master.run_check import agent_command, make_localizer, run_started
+from slurm_health.preflight.session.controller import Controller
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.records import records
 from slurm_health.records.errors import (
@@ -211,17 +212,17 @@ def _lead(
     started = msgspec.structs.replace(started, prior=prior)
     if place.array:
         journal.link_array_task(directory.parents[2], started)
-    settings = MasterSettings(
-        limits=TimeLimits(),
-        phases=chosen_phases(arguments.check),
-        make_localizer=functools.partial(make_localizer, prior=prior),
-        expectations=config.expectations(environ),
-        localize=config.localize(environ),
-        light=why_light(arguments.check),
-        alive=leader.show_life,
+    controller = Controller(
+        nodes,
+        functools.partial(make_localizer, prior=prior),
+        TimeLimits(),
+        chosen_phases(arguments.check),
+        config.expectations(environ),
+        config.localize(environ),
+        why_light(arguments.check),
     )
     journal.create(directory, [journal.MASTER])
-    master = Master(directory, nodes, agents, settings)
+    master = Master(directory, controller, agents, alive=leader.show_life)
     with master.led(started) as verdict:
         agents.stop()
         known = [

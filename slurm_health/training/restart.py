@@ -171,7 +171,13 @@ def _left(
     append(started)
     append(verdict)
     judged = msgspec.structs.replace(verdict, nodes=[*verdict.nodes, *well])
-    acting = Acting.as_owner(started, directory, settings.policy, environ, append)
+    acting = Acting(
+        started=started,
+        directory=directory,
+        policy=settings.policy,
+        environ=environ,
+        append=append,
+    )
     finished = act(judged, acting)
     if not finished.leaves:  # else it is recorded before it is done
         append(finished)

@@ -176,7 +176,6 @@ def test_no_well_node_is_accused_and_the_report_says_what_was_not_seen(site: Sit
     assert said["backend"] == "tcp"
     exchanged = [record for record in ready if record.get("probe") == "allgather"]
     assert {record["figures"]["transport"] for record in exchanged} == {said["interface"]}
-    assert all(record["figures"]["latency_us"] > 0 for record in exchanged)
 
 
 @pytest.mark.heavy

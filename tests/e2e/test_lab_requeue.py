@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slurm_health.preflight.acting.requeue_helper import helper_name
+from slurm_health.preflight.acting.release_elsewhere import helper_name
 from slurm_health.records.nodeset import expand
 from tests.lab import played_nodes
 from tests.lab.installed_site import (

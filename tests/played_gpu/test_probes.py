@@ -9,7 +9,6 @@ import pwd
 import signal
 import subprocess
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -70,29 +69,6 @@ def test_one_wrong_bit_in_memory_is_found_and_its_device_named(
     found = probed(played_python, gpus, "memory_pattern")
     assert found["raised"] == "WrongResults"
     assert found["said"].startswith("memory of device 1 does not give back what was written: 1 of")
-
-
-@pytest.mark.slow
-def test_8_bit_products_are_timed_on_a_device_that_has_them(
-    played_python: Path, gpus: Path
-) -> None:
-    device = Device(memory_bytes=1 << 30, tflops=0.01)
-    write(gpus, machine(2, device, seed=str(gpus)))
-    (sample,) = probed(played_python, gpus, "matmul_fp8", "matmul_size=256")["samples"]
-    assert sample["flop"] == 2 * 256**3
-    # The device's own clock tells it.
-    assert sample["flop"] / median(sample["iteration_ms"]) / 1e9 == pytest.approx(0.01, rel=0.05)
-
-
-@pytest.mark.slow
-def test_8_bit_products_are_left_out_on_a_device_without_them_and_that_is_said(
-    played_python: Path, gpus: Path
-) -> None:
-    device = Device(name="Played A100", memory_bytes=1 << 30, capability="8.0")
-    write(gpus, machine(2, device, seed=str(gpus)))
-    (sample,) = probed(played_python, gpus, "matmul_fp8", "matmul_size=256")["samples"]
-    assert sample["iteration_ms"] == []
-    assert sample["figures"] == {"left_out": "Played A100 has no 8-bit floating-point numbers"}
 
 
 @pytest.mark.slow

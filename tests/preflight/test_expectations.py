@@ -110,7 +110,7 @@ def test_a_site_adds_a_slice_of_its_own_and_silences_a_kind() -> None:
 
     mine = expectation_of("NVIDIA H200 MIG 1g.18gb", known)
     assert mine is not None
-    assert (mine.bf16_tflop_per_s, mine.memory_gb_per_s) == (120, None)
+    assert (mine.bf16_tflop_per_s, mine.memory_gb_per_s) == (120, 0)
     assert mine.healthy_fraction == LEAST_KNOWN
     silenced = expectation_of("NVIDIA B200", known)
     assert silenced is not None
@@ -151,7 +151,7 @@ def test_the_documentation_has_the_table_of_the_code() -> None:
             f"{each.bf16_tflop_per_s:g}",
             f"{each.memory_gb_per_s:g}",
             f"{each.healthy_fraction:.2f}",
-            "-" if each.allgather_gb_per_s is None else f"{each.allgather_gb_per_s:g}",
+            f"{each.allgather_gb_per_s:g}" if each.allgather_gb_per_s else "-",
         )
         for each in KNOWN
     ]

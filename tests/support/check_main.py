@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_health.preflight.master.launcher import LocalLauncher
-from slurm_health.preflight.master.master import Master, MasterSettings
+from slurm_health.preflight.master.master import Master
 from slurm_health.preflight.master.run_check import make_localizer
+from slurm_health.preflight.session.controller import Controller
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import phases
 from slurm_health.records.records import Disposition, JobOutcome, RunStarted, VerdictReached
@@ -59,9 +60,8 @@ def run(
 
     master = Master(
         directory,
-        nodes,
+        Controller(nodes, make_localizer, limits, QUICK),
         LocalLauncher(agent_command, os.environ, nodes),
-        MasterSettings(limits=limits, phases=QUICK, make_localizer=make_localizer),
     )
     try:
         master.open(started(nodes))

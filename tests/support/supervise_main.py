@@ -31,7 +31,6 @@ def main() -> int:
     parser.add_argument("--silence-s", type=float, default=240.0)
     parser.add_argument("--requeue-wait-s", type=float, default=90.0)
     parser.add_argument("--journal-wait-s", type=float, default=10.0)
-    parser.add_argument("--trap-wait-s", type=float, default=120.0)
     parser.add_argument("--max-restarts", type=int, default=0)
     parser.add_argument("--monitor", default="off")
     parser.add_argument("--flight-recorder", action="store_true")
@@ -68,7 +67,6 @@ def main() -> int:
             silence_s=options.silence_s,
             requeue_wait_s=options.requeue_wait_s,
             journal_wait_s=options.journal_wait_s,
-            trap_wait_s=options.trap_wait_s,
             monitor_after_s=options.monitor_after_s,
         ),
     )

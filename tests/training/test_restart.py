@@ -92,6 +92,7 @@ class Scene:
                 policy=policy or Policy(),
                 limits=TimeLimits(),
                 phases=(),
+                probe_environ=environ,
                 tell=lambda finished, _: self.told.append(finished),
             ),
             environ,

@@ -6,7 +6,6 @@ requeued job. It changes Slurm through `slurm`, drains through `draining`, and w
 
     job_facts           what the job and its owner can do, from Slurm and the journals
     perform             records the intent, acts, records the result; requeues last
-    unchecked           ends a check that could not measure; says so on the job if need be
-    requeue_helper      submits the helper job that will release the requeued job
+    unchecked           says on the job that it could not be checked
     release_elsewhere   runs in the helper job: excludes the bad nodes, releases the job
 """

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -20,7 +22,7 @@ from slurm_health.node.drain import Cause, DrainStatus, drain_node
 from slurm_health.node.site import load
 from slurm_health.preflight import config
 from slurm_health.preflight.acting.job_facts import cause, read_facts
-from slurm_health.preflight.acting.requeue_helper import Helper, Move
+from slurm_health.preflight.acting.release_elsewhere import Move, helper_name
 from slurm_health.preflight.decide.decide import Decision, Drain, decide, decide_unasked, unwanted
 from slurm_health.preflight.decide.facts import (
     JobFacts,
@@ -44,56 +46,37 @@ from slurm_health.records.records import (
 )
 from slurm_health.system.processes import own_command
 from slurm_health.system.slurm.client import Client
+from slurm_health.system.slurm.command import clean_environ
 
 log = logging.getLogger(__name__)
 
 RecordAppender = Callable[[Record], None]
+# The ten minutes of `release_elsewhere.PENDING_S`, and as long as its tries may take.
+HELPER_MINUTES = 15
+HELPER_MEMORY_MB = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Acting:
     """For which run, and by what means, a verdict is acted on.
 
-    `started` began the run, whose journal is in `directory`; `append` writes there. A user who may
-    drain does so as root's hooks do, by the rules of `site_file`; `uid` is this process's user.
+    `started` began the run, whose journal is in `directory`; `append` writes there. `environ` is
+    that of this process, whose user is `uid`. A user who may drain does so as root's hooks do, by
+    the rules of the config file.
     """
 
     started: RunStarted
     directory: Path
     policy: Policy
-    client: Client
-    uid: int
+    environ: Mapping[str, str]
     append: RecordAppender
-    helper: Helper
-    site_file: Path
+    uid: int = field(default_factory=os.getuid)
     clock: Callable[[], float] = time.time
 
-    @classmethod
-    def as_owner(
-        cls,
-        started: RunStarted,
-        directory: Path,
-        policy: Policy,
-        environ: Mapping[str, str],
-        append: RecordAppender,
-    ) -> Acting:
-        """Return how this process acts, for the user whose job it is in."""
-        helper = Helper(
-            command=own_command("requeue-helper"),
-            directory=directory,
-            environ=environ,
-            uid=os.getuid(),
-        )
-        return cls(
-            started=started,
-            directory=directory,
-            policy=policy,
-            client=Client(environ),
-            uid=os.getuid(),
-            append=append,
-            helper=helper,
-            site_file=config.site_file(environ),
-        )
+    @cached_property
+    def client(self) -> Client:
+        """Slurm, for the user whose job it is."""
+        return Client(self.environ)
 
     @property
     def job(self) -> str:
@@ -158,7 +141,7 @@ class _Performer:
             hook="check",
         )
         try:
-            site = load(self.acting.site_file)
+            site = load(config.site_file(self.acting.environ))
         except ConfigError as err:
             problem = f"the site's rules for drains cannot be read: {err}"
         else:
@@ -231,15 +214,7 @@ class _Performer:
                 leave=tuple(leave),
                 reason=reason,
             )
-            helper_id = acting.helper.ensure_submitted(
-                acting.client,
-                move,
-                job_id=self.facts.job_id,
-                placement=self.facts.placement,
-                nodes=self.facts.least_there,
-                longest_min=self.facts.longest_there_min,
-                avoid=self._kept_off(),
-            )
+            helper_id = self._submit_helper(move)
         except SlurmError as err:
             self.done(Action.EXCLUDE, (), problem=str(err))
             return self._refused(decision, f"could not submit the helper job: {cause(err)}")
@@ -255,9 +230,41 @@ class _Performer:
         except SlurmError as err:
             self.done(Action.REQUEUE, (), problem=str(err))
             self._set_comment(comment)
-            acting.helper.withdraw(acting.client, helper_id)
+            try:
+                acting.client.cancel(helper_id)
+            except SlurmError as again:  # it gives up by itself
+                log.warning("could not cancel helper job %d: %s", helper_id, again)
             return self._refused(decision, f"the requeue was refused: {err}")
         return outcome
+
+    def _submit_helper(self, move: Move) -> int:
+        """Submit the job that releases this one, or find that of an interrupted master.
+
+        Raises:
+            SlurmError: it was refused, or Slurm does not answer.
+        """
+        acting, facts = self.acting, self.facts
+        name = helper_name(facts.job_id, move.attempt)
+        if present := acting.client.jobs_named(name, acting.uid):
+            return present[0]
+        # One small task beside the job, not on a bad node; on several, Slurm wants one on each.
+        nodes, directory = facts.least_there, acting.directory
+        arguments = [
+            f"--job-name={name}",
+            f"--nodes={nodes}",
+            f"--ntasks={nodes}",
+            f"--mem={HELPER_MEMORY_MB}M",
+            f"--time={min(HELPER_MINUTES, facts.longest_there_min or HELPER_MINUTES)}",
+            "--no-requeue",
+            f"--exclude={fold((*move.exclude, *self._kept_off()))}",
+            f"--chdir={directory}",
+            f"--output={directory / 'requeue.log'}",
+            *(f"--{option}={value}" for option, value in facts.placement.items()),
+        ]
+        encoded = msgspec.json.encode(move).decode()
+        command = own_command("requeue-helper", f"--directory={directory}", f"--move={encoded}")
+        script = f"#!/bin/sh\nexec {shlex.join(command)}\n"
+        return acting.client.submit(arguments, script, clean_environ(acting.environ))
 
     def _kept_off(self) -> Sequence[str]:
         """Return nodes of the job that its helper must not run on: all, or none.

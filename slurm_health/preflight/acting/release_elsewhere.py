@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Let a requeued job go, but not to its bad nodes. Runs in the helper job, after the first attempt.
 
+A running job cannot exclude nodes from its own next attempt: Slurm takes that change only while
+the job is pending, and the job's processes are dead by then. A plain requeue would start it
+again two minutes later, perhaps on the same node. So before it requeues and holds itself, the
+job submits a small helper job, with no rights but its owner's.
+
 It waits until the job is pending, gives it the nodes to exclude and a start time of now, reads back
 that this took effect, and releases it. Whatever becomes of the helper, the job carries a comment
 that says how to release it by hand; the helper takes that away at its end.
@@ -16,7 +21,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_health.preflight.acting.requeue_helper import Move
+import msgspec
+
 from slurm_health.preflight.decide.facts import leaving_note, with_own_comment
 from slurm_health.records.errors import JournalError, SlurmError, UnknownJob
 from slurm_health.records.nodeset import fold
@@ -43,6 +49,32 @@ FORGETS_S = 2.1
 QUICK_POLLS = 100
 TRIES = 20
 _TELL_S = 20.0  # for a message to the owner; the release takes a second or more beside it
+
+
+class Move(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the helper job is told.
+
+    Args:
+        job: the job, as Slurm's commands call it: `12`, or `12_3` in an array.
+        attempt: the attempt of the job that ends.
+        exclude: nodes that it must not come back to.
+        comment: the job's own, which it gets back in the end.
+        least: on how few nodes it runs; None: on all that it asks for.
+        leave: the nodes that it leaves now, for `reason`: its owner may want to know.
+    """
+
+    job: str
+    attempt: int
+    exclude: tuple[str, ...]
+    comment: str = ""
+    least: int | None = None
+    leave: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def helper_name(job_id: int, attempt: int) -> str:
+    """Return the name of the helper job of one attempt of a job."""
+    return f"slurm-health-requeue-{job_id}-{attempt}"
 
 
 class NotNeeded(Exception):

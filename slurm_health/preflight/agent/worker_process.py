@@ -24,7 +24,7 @@ import msgspec
 from slurm_health.records.probe_catalog import ON_CPUS
 from slurm_health.records.records import Sampled
 from slurm_health.records.text import LineBuffer
-from slurm_health.system import processes
+from slurm_health.system import proc, processes
 from slurm_health.system.signals import exit_text
 
 WORKER = Path(__file__).parents[1] / "probes" / "worker.py"
@@ -291,23 +291,16 @@ HELD_S = 2.0
 _STOPPED, _HELD = "T", "D"  # proc(5); "t", a process that is being debugged, is none of our concern
 
 
-class _Seen(msgspec.Struct, frozen=True):
-    """The main thread's state, and how often it has been scheduled since its start."""
-
-    state: str
-    switches: int
-
-
 class StandstillWatch:
     """Looks at one process again and again.
 
     Only time counts in which somebody looked: whoever was stopped himself has seen nothing.
     """
 
-    def __init__(self, pid: int, proc: Path = Path("/proc")) -> None:
-        self._status = proc / str(pid) / "status"
-        self._wchan = proc / str(pid) / "wchan"
-        self._seen: _Seen | None = None
+    def __init__(self, pid: int) -> None:
+        self._process = Path("/proc", str(pid))
+        # The main thread's state, and how often it has gone to sleep.
+        self._last: tuple[str, int] | None = None
         self._looked_s = 0.0
         self._still_s = 0.0
 
@@ -316,35 +309,21 @@ class StandstillWatch:
         passed_s = now_s - self._looked_s
         if passed_s < LOOK_S:
             return
-        seen = self._read()
-        stands = seen is not None and seen == self._seen and seen.state in (_STOPPED, _HELD)
+        now = None
+        with contextlib.suppress(OSError, ValueError):
+            now = proc.stat(self._process).state, proc.voluntary_switches(self._process)
+        stands = now is not None and now == self._last and now[0] in (_STOPPED, _HELD)
         self._still_s = self._still_s + min(passed_s, 2 * LOOK_S) if stands else 0.0
-        self._seen, self._looked_s = seen, now_s
+        self._last, self._looked_s = now, now_s
 
     def found(self) -> Gone | None:
         """Return why the process stands still, None unless it is proven that it does."""
-        if self._seen is None:
-            return None
-        if self._seen.state == _STOPPED and self._still_s >= STOPPED_S:
+        state = self._last[0] if self._last else ""
+        if state == _STOPPED and self._still_s >= STOPPED_S:
             how = f"stopped by a signal for {self._still_s:.0f} s"
             return Gone(how, still=True, stopped=True)
-        if self._seen.state != _HELD or self._still_s < HELD_S:
+        if state != _HELD or self._still_s < HELD_S:
             return None
-        try:
-            function = self._wchan.read_text().strip()
-        except OSError:
-            function = ""
-        where = f" ({function})" if function.strip("0") else ""
+        function = proc.kernel_waits(Path("/proc"), int(self._process.name), ())
+        where = f" ({function})" if function else ""
         return Gone(f"held in the kernel{where} for {self._still_s:.0f} s", still=True)
-
-    def _read(self) -> _Seen | None:
-        try:
-            lines = self._status.read_text(errors="replace").splitlines()
-        except OSError:
-            return None
-        fields = dict(line.partition(":")[::2] for line in lines)
-        switches = [value for name, value in fields.items() if name.endswith("ctxt_switches")]
-        try:
-            return _Seen(fields["State"].split()[0], sum(map(int, switches)))
-        except (KeyError, ValueError):
-            return None

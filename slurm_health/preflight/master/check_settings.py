@@ -28,7 +28,7 @@ class CheckSettings:
         localize: what the site has chosen about localisation.
         limits: how long the session waits.
         light: why light probes are to measure, which `python` does not run; empty for others.
-        probe_environ: what agents and their workers get; None: the check's own environment.
+        probe_environ: what agents and their workers get.
         act: whether the verdict is acted on.
         run_id: set when a check that was killed begins again, so that it reads one run only.
         at_fault: nodes that are not checked: what is known already is acted on with the verdict.
@@ -42,10 +42,10 @@ class CheckSettings:
     journal_root: Path
     python: str
     phases: tuple[Phase, ...]
+    probe_environ: Mapping[str, str]
     localize: Mapping[str, object] = field(default_factory=dict)
     limits: TimeLimits = field(default_factory=TimeLimits)
     light: str = ""
-    probe_environ: Mapping[str, str] | None = None
     act: bool = False
     run_id: str = ""
     at_fault: tuple[NodeVerdict, ...] = ()

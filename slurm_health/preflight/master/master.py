@@ -8,18 +8,13 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from slurm_health.preflight import orders
-from slurm_health.preflight.expectations import Expectation
 from slurm_health.preflight.master.check_log import end_text, log_record
 from slurm_health.preflight.master.launcher import Launcher
 from slurm_health.preflight.session.controller import Controller, Step, Wait
-from slurm_health.preflight.session.course import MakeLocalizer
-from slurm_health.preflight.session.deadlines import TimeLimits
-from slurm_health.preflight.session.phases import Phase
 from slurm_health.records import records
 from slurm_health.records.errors import JournalBusy, JournalError
 from slurm_health.records.record_codec import Entry
@@ -56,47 +51,33 @@ def poll_interval_s(nodes: int) -> float:
     return max(SHORTEST_POLL_S, 2 * nodes / OPENS_PER_S)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MasterSettings:
-    """What a master is to measure, and who hears how it gets on.
-
-    `localize` holds what was chosen of `localize.settings.OPTIONS`. `progress` is told what the
-    master waits for; `alive` is called as it gets on. `load_ahead` is called once the first agents
-    are being started, which keeps them busy for long. `light` says why light probes are to measure.
-    """
-
-    limits: TimeLimits
-    phases: Sequence[Phase]
-    make_localizer: MakeLocalizer
-    expectations: Mapping[str, Expectation] = field(default_factory=dict)
-    localize: Mapping[str, object] = field(default_factory=dict)
-    progress: Callable[[str], None] | None = None
-    alive: Callable[[], None] = lambda: None
-    load_ahead: Callable[[], None] = lambda: None
-    light: str = ""
-
-
 class Master:
-    """Runs one check of one run directory. Nobody else may be at it."""
+    """Runs one check of one run directory. Nobody else may be at it.
+
+    Args:
+        directory: that directory.
+        controller: decides what to do; its state is what is known.
+        launcher: starts the agents.
+        progress: is told what the master waits for.
+        alive: called as the check gets on.
+        load_ahead: called once the first agents are being started, which keeps them busy for long.
+        clock: stamps the records, seconds since the epoch.
+    """
 
     def __init__(
         self,
         directory: Path,
-        nodes: Sequence[str],
+        controller: Controller,
         launcher: Launcher,
-        settings: MasterSettings,
+        *,
+        progress: Callable[[str], None] | None = None,
+        alive: Callable[[], None] = lambda: None,
+        load_ahead: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._controller = Controller(
-            nodes,
-            settings.make_localizer,
-            settings.limits,
-            settings.phases,
-            settings.expectations,
-            settings.localize,
-            settings.light,
-        )
-        self.state = self._controller.state
+        self._controller = controller
+        self.state = controller.state
+        nodes = self.state.nodes
         self._directory = directory
         self._launcher = launcher
         self._clock = clock
@@ -111,9 +92,9 @@ class Master:
         self._said = ""
         self._told_s = 0.0
         self._waiting_since_s = 0.0
-        self._progress = settings.progress
-        self._alive = settings.alive
-        self._load_ahead = settings.load_ahead
+        self._progress = progress
+        self._alive = alive
+        self._load_ahead = load_ahead
         self._writer: journal.Writer | None = None
         self._orders: orders.OrderWriter | None = None
 

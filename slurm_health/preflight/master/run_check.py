@@ -22,7 +22,7 @@ from slurm_health.preflight import config
 from slurm_health.preflight.agent.node_facts import share_devices, visible_devices
 from slurm_health.preflight.expectations import Expectation
 from slurm_health.preflight.localize.settings import USUAL, DeviceKind, LocalizeSettings
-from slurm_health.preflight.master import check_log, priors
+from slurm_health.preflight.master import priors
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.master.job_environment import devices_of_torch
 from slurm_health.preflight.master.launcher import (
@@ -32,7 +32,8 @@ from slurm_health.preflight.master.launcher import (
     LocalLauncher,
     SlurmLauncher,
 )
-from slurm_health.preflight.master.master import SILENCE_S, Master, MasterSettings, poll_interval_s
+from slurm_health.preflight.master.master import SILENCE_S, Master, poll_interval_s
+from slurm_health.preflight.session.controller import Controller
 from slurm_health.preflight.session.course import RoundPlanner
 from slurm_health.records.allocation import Allocation
 from slurm_health.records.errors import JournalError
@@ -91,7 +92,7 @@ def check_allocation(
     launcher = SlurmLauncher(
         allocation.job_id,
         _agent_command(directory, started, settings),
-        _probe_environ(settings, environ),
+        settings.probe_environ,
         # Asked for less long than agents wait for a silent master.
         lambda: _client(environ, patience_s=_GRES_S).gres(started.slurm_name),
     )
@@ -175,7 +176,7 @@ def check_local(
         settings=settings.recorded(),
     )
     directory, started = journal.directory_of_check(settings.journal_root, started)
-    probe_environ = _probe_environ(settings, environ)
+    probe_environ = settings.probe_environ
     if not settings.light:
         probe_environ = _with_devices(settings.python, probe_environ)
     command = _agent_command(directory, started, settings)
@@ -198,32 +199,30 @@ def _check(
     expectations: Mapping[str, Expectation],
     environ: Mapping[str, str],
 ) -> FinishedCheck:
+    controller = Controller(
+        started.nodes,
+        # As its first master recorded it: one that takes over has to plan the same.
+        functools.partial(make_localizer, prior=started.prior),
+        settings.limits,
+        settings.phases,
+        expectations,
+        settings.localize,
+        settings.light,
+    )
     master = Master(
         directory,
-        started.nodes,
+        controller,
         launcher,
-        MasterSettings(
-            limits=settings.limits,
-            phases=settings.phases,
-            # As its first master recorded it: one that takes over has to plan the same.
-            make_localizer=functools.partial(make_localizer, prior=started.prior),
-            expectations=expectations,
-            localize=settings.localize,
-            progress=settings.progress,
-            alive=settings.alive,
-            load_ahead=functools.partial(load_ahead, acting=settings.act),
-            light=settings.light,
-        ),
+        progress=settings.progress,
+        alive=settings.alive,
+        load_ahead=load_ahead,
     )
     with master.led(started, lambda: _became(environ)) as verdict:
         from slurm_health.preflight.master.after_verdict import conclude
 
         # The workers still hold the devices: the job must not start beside them.
         launcher.stop(LEAVE_S + poll_interval_s(len(started.nodes)))
-        before = master.state.finished
         finished = conclude(verdict, master, started, directory, settings, environ)
-        if before is None and config.verdicts_to_machine_log(environ):
-            check_log.tell(verdict, started, finished)
     settings.tell(finished, directory)
     return FinishedCheck(directory=directory, verdict=verdict, finished=finished)
 
@@ -244,19 +243,14 @@ def _became(environ: Mapping[str, str]) -> str:
     return last_word.became(environ, now_s=time.time())
 
 
-def load_ahead(*, acting: bool) -> None:
+def load_ahead() -> None:
     """Load what a check needs only once its agents are ready, or later.
 
     Loading torch takes them longer than this takes, and the first round, or what is done about
-    the verdict where it is acted on, need not wait for it then.
+    the verdict, need not wait for it then.
     """
     import slurm_health.preflight.localize.localizer
-    import slurm_health.preflight.master.after_verdict
-
-    if acting:
-        import slurm_health.preflight.acting.perform
-        import slurm_health.preflight.acting.requeue_helper
-        import slurm_health.preflight.acting.unchecked  # noqa: F401
+    import slurm_health.preflight.master.after_verdict  # noqa: F401
 
 
 def make_localizer(
@@ -321,10 +315,6 @@ def _with_devices(python: str, environ: Mapping[str, str]) -> Mapping[str, str]:
     count = devices_of_torch(python, environ)
     names = ",".join(str(number) for number in range(count))
     return {**environ, devices.variable: names} if count else environ
-
-
-def _probe_environ(settings: CheckSettings, environ: Mapping[str, str]) -> Mapping[str, str]:
-    return environ if settings.probe_environ is None else settings.probe_environ
 
 
 def _run_id(settings: CheckSettings) -> str:

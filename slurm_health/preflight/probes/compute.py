@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
-from slurm_health.preflight.probes.context import NotMeasured, ProbeContext, Sample, WrongResults
+from slurm_health.preflight.probes.context import ProbeContext, Sample, WrongResults
 from slurm_health.preflight.probes.timing import TimingPlan, timed
 
 CPU_SIZE, CPU_PRODUCTS = 512, 2
@@ -45,46 +44,21 @@ def matmul(context: ProbeContext) -> list[Sample]:
     burn_s = float(context.options.get("burn_s", 0.0))
     product = context.compute.product(size, exact=False)
     if context.on_cuda:
-        sample = _timed_on_cuda(context, product.multiply, burn_s)
+        warm_up_s = CUDA_BURN_WARM_UP_S if burn_s > CUDA_BURN_WARM_UP_S else CUDA_WARM_UP_S
+        end_s = time.perf_counter() + warm_up_s
+        while time.perf_counter() < end_s:  # until its clock and its caches have settled
+            for _ in range(5):
+                product.multiply()
+            context.synchronize()
+        windows = max(CUDA_WINDOWS, int(burn_s / CUDA_WINDOW_S))
+        sample = timed(
+            context, product.multiply, TimingPlan(2, 0.0, windows, windows, CUDA_WINDOW_S)
+        )
     else:
         sample = timed(context, product.multiply, _CPU_PLAN, product.multiply)
     if burn_s:
         _require_exact(context, context.size("exact_products", CPU_PRODUCTS) // 2)
     return [sample._replace(flop=2.0 * size**3)]
-
-
-def matmul_fp8(context: ProbeContext) -> list[Sample]:
-    """Multiply square matrices of 8-bit numbers for a few windows of time.
-
-    Returns:
-        One sample; without times where the device or torch has no such numbers: then `left_out`
-        says why.
-
-    Raises:
-        NotMeasured: the worker has no accelerator.
-    """
-    if not context.on_cuda:
-        raise NotMeasured("matmul_fp8: only accelerators multiply 8-bit numbers")
-    from slurm_health.preflight.probes.torch_device import product_of_bytes
-
-    size = context.size("matmul_size", CPU_SIZE)
-    multiply, left_out = product_of_bytes(context.device, size)
-    if multiply is None:
-        return [Sample(figures={"left_out": left_out})]
-    return [_timed_on_cuda(context, multiply, 0.0)._replace(flop=2.0 * size**3)]
-
-
-def _timed_on_cuda(context: ProbeContext, multiply: Callable[[], object], burn_s: float) -> Sample:
-    """Time windows of products once the clock and the caches of an accelerator have settled."""
-    warm_up_s = CUDA_BURN_WARM_UP_S if burn_s > CUDA_BURN_WARM_UP_S else CUDA_WARM_UP_S
-    end_s = time.perf_counter() + warm_up_s
-    while time.perf_counter() < end_s:
-        for _ in range(5):
-            multiply()
-        context.synchronize()
-    windows = max(CUDA_WINDOWS, int(burn_s / CUDA_WINDOW_S))
-    plan = TimingPlan(warm_ups=2, budget_s=0.0, least=windows, most=windows, window_s=CUDA_WINDOW_S)
-    return timed(context, multiply, plan)
 
 
 def _require_exact(context: ProbeContext, products: int) -> None:

@@ -19,7 +19,6 @@ import contextlib
 import os
 import select
 import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -47,9 +46,6 @@ _HELLO_BYTES = 512  # all that anybody says before it is known who that is
 _WELCOME = b"+"
 _STRANGERS = 64  # connections of which it is not known yet whose they are
 _NUMBER = 8
-_ROUND_TRIPS = 10
-# Of `struct tcp_info` (linux/tcp.h): `tcpi_total_retrans`.
-_TCP_INFO_BYTES, _TOTAL_RETRANS = 104, slice(100, 104)
 
 
 class LightDevice:
@@ -315,23 +311,8 @@ class LightGroup:
         return max(self.numbers(round(value * 1e6))) / 1e6
 
     def figures(self) -> dict[str, Figure]:
-        """Return the interface, how long the smallest exchange takes, and what was sent again.
-
-        `latency_us`: until both have a number of the other. `retransmitted`: segments that were
-        lost on their way, or late.
-        """
-        assert self._peer is not None
-        took_ms = []
-        for _ in range(_ROUND_TRIPS):
-            start = time.perf_counter()
-            self.numbers(self._rank)
-            took_ms.append((time.perf_counter() - start) * 1e3)
-        info = self._peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-        return {
-            "latency_us": round(sorted(took_ms)[_ROUND_TRIPS // 2] * 1e3, 1),
-            "retransmitted": int.from_bytes(info[_TOTAL_RETRANS], sys.byteorder),
-            "transport": os.environ.get("GLOO_SOCKET_IFNAME", ""),
-        }
+        """Return the interface over which data goes."""
+        return {"transport": os.environ.get("GLOO_SOCKET_IFNAME", "")}
 
     def leave(self) -> None:
         """Leave it, if there is one."""

@@ -27,7 +27,6 @@ _OURS = {
     "rail_allgather": ("exchange", "allgather"),
 }
 _WITH_TORCH = {
-    "matmul_fp8": ("compute", "matmul_fp8"),
     "host_copy": ("exchange", "host_copy"),
     "peer_copy": ("exchange", "peer_copy"),
     "gpt_fit": ("gpt", "measure_fit"),

@@ -19,8 +19,8 @@ from slurm_health.preflight.probes import host, nvml
 from slurm_health.preflight.probes.context import Sample, Unusable, Watch
 from slurm_health.preflight.probes.timing import Stopwatch
 
-# The oldest NVIDIA devices whose tensor cores know bfloat16, and numbers of 8 bits.
-_BF16_CAPABILITY, _FP8_CAPABILITY = (8, 0), (8, 9)
+# The oldest NVIDIA devices whose tensor cores know bfloat16.
+_BF16_CAPABILITY = (8, 0)
 # torch.OutOfMemoryError appeared in torch 2.5.
 OutOfMemory: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 # What says that a device is in use, or that torch was made for others.
@@ -47,8 +47,6 @@ _REPEATS = 3
 _FREE = "is free."
 # What CPUs, the CUDA runtime and its matrix library say of it, as plain runtime errors.
 _NO_MEMORY = ("allocate memory", "out of memory", "ALLOC_FAILED")
-# What torch, and CUDA's matrix library, say of a device or a release without 8-bit products.
-_LACKING = ("only supported", "not supported", "NOT_SUPPORTED")
 _LARGEST, _TILE, _SEED = 8, 128, 20
 _WORD_BYTES = 8
 # Odd, so that the products of all numbers below 2^64 differ: Knuth's for multiplicative hashing.
@@ -424,36 +422,6 @@ def half_precision(device: torch.device) -> torch.dtype:
     if _is_amd() or torch.cuda.get_device_capability(device) >= _BF16_CAPABILITY:
         return torch.bfloat16
     return torch.float16
-
-
-def product_of_bytes(device: torch.device, size: int) -> tuple[Callable[[], object] | None, str]:
-    """Return what multiplies two matrices of 8-bit numbers, or why a device or torch cannot."""
-    if _is_amd():
-        return None, "8-bit products of AMD's GPUs have another format, and are not measured"
-    if torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
-        return None, f"{torch.cuda.get_device_name(device)} has no 8-bit floating-point numbers"
-    if not hasattr(torch, "float8_e4m3fn") or not hasattr(torch, "_scaled_mm"):
-        return None, f"torch {torch.__version__} does not multiply 8-bit floating-point numbers"
-    left, right = (
-        torch.randn(size, size, device=device).to(torch.float8_e4m3fn) for _ in ("left", "right")
-    )
-    right = right.t()  # column by column, as the matrix library wants it
-    scale = torch.ones((), device=device)
-    half = torch.bfloat16
-
-    def multiply() -> object:  # as training with such numbers does
-        return torch._scaled_mm(
-            left, right, scale_a=scale, scale_b=scale, out_dtype=half, use_fast_accum=True
-        )
-
-    try:
-        multiply()
-        torch.cuda.synchronize(device)
-    except (RuntimeError, TypeError) as err:  # a function of torch's own, which has changed before
-        if isinstance(err, RuntimeError) and not any(text in str(err) for text in _LACKING):
-            raise
-        return None, f"torch {torch.__version__} does not multiply them: {str(err).splitlines()[0]}"
-    return multiply, ""
 
 
 def is_out_of_memory(err: BaseException) -> bool:

@@ -96,10 +96,13 @@ class CommandLine:
     arguments: tuple[str, ...] = ()
     seen: set[str] = field(default_factory=set)
     values: dict[str, str] = field(default_factory=dict)
-    wrap: str | None = None
-    chdir: str | None = None
     undecided: str | None = None
     components: bool = False
+
+    @property
+    def wrap(self) -> str | None:
+        """The command that stands in place of a script."""
+        return self.values.get("wrap")
 
 
 def parse(
@@ -216,12 +219,9 @@ class _Walk:
         self._line.seen.add(name)
         self._line.values[name] = value
         if name == "wrap":
-            self._line.wrap = value
             self._line.plain += words
-            return
-        if name == "chdir":
-            self._line.chdir = value
-        self._keep(words)
+        else:
+            self._keep(words)
 
     def _keep(self, words: list[str]) -> None:
         self._line.options += words

@@ -2,8 +2,7 @@
 """What can be seen at submission that would let the job run unchecked, or checked for less.
 
 The job is submitted all the same: its nodes may have what this machine lacks. Where that cannot be
-known from here, nothing is said. On the usual way it takes a look at two directories, and no
-process is started; torch is loaded on none.
+known from here, nothing is said. Torch is never loaded: on the usual way two directories are read.
 """
 
 from __future__ import annotations
@@ -61,37 +60,27 @@ def warnings(
         environ: the environment of the submission.
         python: the interpreter that runs slurm-health, and the probes where the job's has no torch.
     """
-    trouble = [*_about_journal(spec, environ), *_about_setup(spec), *_ignored(script, title)]
-    # In an image, or with another PATH, another interpreter has the name.
-    if not asked.keys() & {"container", "container-image"}:
-        inherits = asked.get("export", "ALL").split(",")[0] == "ALL"
-        trains = bool(asked.keys() & _GPUS)
-        trouble += _about_torch(
-            spec, script, title, environ, python, inherits=inherits, trains=trains
+    trouble = _about_journal(spec, environ)
+    if spec.setup is not None and not os.access(spec.setup, os.R_OK):
+        trouble.append(
+            f"--setup={spec.setup}: cannot be read here; if the nodes find the same, the job runs"
+            " UNCHECKED"
         )
-    return trouble
-
-
-def _about_setup(spec: JobSpec) -> list[str]:
-    setup = spec.setup
-    if setup is None or os.access(setup, os.R_OK):
-        return []
-    why = "cannot be read here" if os.access(setup, os.F_OK) else "no such file here"
-    return [f"--setup={setup}: {why}; if the nodes find the same, the job runs UNCHECKED"]
-
-
-def _ignored(script: bytes, title: str) -> list[str]:
-    """Name our lines behind the first command, where sbatch reads none of its own either."""
     begun = len(header(script))
-    late = [
-        number
-        for number, line in enumerate(script.split(b"\n"), start=1)
-        if number > begun and line.startswith(MAGIC + b" --")
-    ]
-    if not late:
-        return []
-    where = f"line {late[0]} of {title}"
-    return [f"{where}: #HEALTH after the first command is ignored, as #SBATCH is; move it up"]
+    for number, line in enumerate(script.split(b"\n"), start=1):
+        if number > begun and line.startswith(MAGIC + b" --"):
+            trouble.append(
+                f"line {number} of {title}: #HEALTH after the first command is ignored, as #SBATCH"
+                " is; move it up"
+            )
+            break
+    # In an image, or with another PATH, another interpreter has the name; a setup may change both.
+    elsewhere = asked.keys() & {"container", "container-image"} or spec.setup is not None
+    inherits = asked.get("export", "ALL").split(",")[0] == "ALL"
+    if not elsewhere and inherits and not asks_for_light(spec.check):
+        may_train = bool(asked.keys() & _GPUS)
+        trouble += _about_torch(spec.python, script, title, environ, python, may_train=may_train)
+    return trouble
 
 
 def _about_journal(spec: JobSpec, environ: Mapping[str, str]) -> list[str]:
@@ -132,63 +121,45 @@ def _trouble_with(root: Path) -> str:
 
 
 def _about_torch(
-    spec: JobSpec,
+    chosen: str | None,
     script: bytes,
     title: str,
     environ: Mapping[str, str],
     python: str,
     *,
-    inherits: bool,
-    trains: bool,
+    may_train: bool,
 ) -> list[str]:
-    """Say that torch is missing where something tells that the job wants it."""
-    chosen, setup = spec.python, spec.setup
-    if asks_for_light(spec.check):
+    """Say that torch is missing if something shows that the job wants it.
+
+    `chosen` is the value of --python, `python` the interpreter of slurm-health.
+    """
+    lines = os.fsdecode(script).splitlines()
+    matches = ((number, _ACTIVATES.match(line)) for number, line in enumerate(lines, start=1))
+    number, activation = next((one for one in matches if one[1]), (0, None))
+    if not (chosen or may_train or activation):
         return []
-    if chosen is not None:
-        known = "/" in chosen or (inherits and setup is None)
-        path = shutil.which(chosen, path=environ.get("PATH"))
-        if path is None:
-            lacks = f"--python={chosen}: no such executable here; if the nodes lack it too"
-            return [f"{lacks}, the job runs UNCHECKED"] if known else []
-        tried = [path]
-    else:
-        interpreters = [shutil.which("python3", path=environ.get("PATH")), python]
-        tried = list(dict.fromkeys(one for one in interpreters if one))
-        known = inherits
-    # A setup may lead to torch by PYTHONPATH as well.
-    if not known or setup is not None or not (chosen or trains or _activation(script)):
-        return []
+    job_python = shutil.which(chosen or "python3", path=environ.get("PATH"))
+    if chosen and job_python is None:
+        lacks = f"--python={chosen}: no such executable here; if the nodes lack it too"
+        return [f"{lacks}, the job runs UNCHECKED"]
+    interpreters = [job_python, None if chosen else python]
+    tried = list(dict.fromkeys(one for one in interpreters if one))
     if any(may_have_torch(one, environ) for one in tried):
         return []
+    how = "name the interpreter it trains with: #HEALTH --python=PATH"
+    if activation:
+        prefix = os.path.expanduser(activation["prefix"] or "")  # noqa: PTH111 - text in, text out
+        if prefix and os.access(Path(prefix, "bin", "python"), os.F_OK):
+            how = f"name the interpreter it trains with: #HEALTH --python={prefix}/bin/python"
+        line = f"line {number} of {title} ({activation.string.strip()})"
+        into_file = "put what activates it into a file: #HEALTH --setup=FILE"
+        how = f"{line} comes after the check: {how}, or {into_file}"
     lack = f"no torch found by {' or '.join(tried)}: where the nodes have none either, light probes"
-    how = _what_to_do(script, title)
     return [f"{lack} check them, which see no GPU and no NCCL; if the job trains with torch, {how}"]
 
 
-def _activation(script: bytes) -> tuple[int, re.Match[str]] | None:
-    """Return the first line that makes an environment, and its number; None where there is none."""
-    for number, line in enumerate(os.fsdecode(script).splitlines(), start=1):
-        if match := _ACTIVATES.match(line):
-            return number, match
-    return None
-
-
-def _what_to_do(script: bytes, title: str) -> str:
-    how = "name the interpreter it trains with: #HEALTH --python=PATH"
-    if (activation := _activation(script)) is None:
-        return how
-    number, match = activation
-    prefix = os.path.expanduser(match["prefix"] or "")  # noqa: PTH111 - text in, text out
-    if prefix and os.access(Path(prefix, "bin", "python"), os.F_OK):
-        how = f"name the interpreter it trains with: #HEALTH --python={prefix}/bin/python"
-    line = f"line {number} of {title} ({match.string.strip()})"
-    into_file = "put what activates it into a file: #HEALTH --setup=FILE"
-    return f"{line} comes after the check: {how}, or {into_file}"
-
-
 def may_have_torch(python: str, environ: Mapping[str, str]) -> bool:
-    """Tell whether an interpreter has torch, or nobody can know from here."""
+    """Tell whether an interpreter has torch, or nothing shows it from here."""
     path = Path(python)
     try:
         with path.open("rb") as program:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import shlex
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 
 from slurm_health.preflight.sbatch.arguments import CommandLine, parse
 from slurm_health.records.errors import UsageError
-from slurm_health.system.slurm.parsing import Partition
 
 _NODES = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 # What would no longer fit on fewer nodes than were allocated, why, and what to use.
@@ -102,31 +100,6 @@ def _tasks_per_node(asked: Mapping[str, str], nodes: int) -> int:
     return per_node if given in {"", str(per_node)} else 0
 
 
-def require_room(
-    counts: NodeCounts, asked: Mapping[str, str], partitions: Mapping[str, Partition]
-) -> None:
-    """Refuse spares with which the job would wait for ever: Slurm takes it, and never starts it.
-
-    Raises:
-        UsageError: no partition that the job may run in gives a job that many nodes.
-    """
-    least = int(counts.request.partition("-")[0])
-    names = asked.get("partition", "").split(",")
-    rooms = {
-        partition.name: partition.room
-        for partition in partitions.values()
-        if (partition.name in names if names[0] else partition.is_default)
-    }
-    if not counts.spares or not rooms or max(rooms.values()) >= least:
-        return
-    spares = "spare" if counts.spares == 1 else "spares"
-    most = ", ".join(f"{name} allows a job at most {room}" for name, room in rooms.items())
-    raise UsageError(
-        f"--spares: {counts.wanted} nodes plus {counts.spares} {spares} make {least},"
-        f" and partition {most}; ask for fewer, or for another partition"
-    )
-
-
 def options_asked(
     line: CommandLine,
     header: Sequence[bytes],
@@ -135,32 +108,18 @@ def options_asked(
 ) -> dict[str, str]:
     """Return sbatch's options: the command line wins over its variables, these over the script.
 
-    `read_help` returns the text of `sbatch --help`; the script's lines ask for it once at most.
+    `read_help` returns the text of `sbatch --help`. sbatch reads the script's lines all together.
     """
-    script = _values(list(_words(header)), functools.cache(read_help))
+    script = parse(list(_words(header)), own={}, read_help=read_help).values
     variables = {name: environ[key] for key, name in _VARIABLES.items() if environ.get(key)}
     return {**script, **variables, **line.values}
 
 
-def _words(header: Sequence[bytes]) -> Iterator[list[str]]:
-    """Yield the words of each of sbatch's lines."""
+def _words(header: Sequence[bytes]) -> Iterator[str]:
+    """Yield the words of sbatch's lines."""
     for text in header:
         if text.startswith(b"#SBATCH"):
             try:
-                yield shlex.split(os.fsdecode(text[len(b"#SBATCH") :]), comments=True)
+                yield from shlex.split(os.fsdecode(text[len(b"#SBATCH") :]), comments=True)
             except ValueError:
                 continue  # sbatch will say what it thinks of it
-
-
-def _values(lines: Sequence[Sequence[str]], read_help: Callable[[], str]) -> dict[str, str]:
-    """Return what the lines of a script say, as sbatch reads them: all together.
-
-    Where one of them cannot be understood, each is read alone, so that it hides no other.
-    """
-    whole = parse([word for words in lines for word in words], own={}, read_help=read_help)
-    if whole.undecided is None and whole.script is None and not whole.components:
-        return whole.values
-    values: dict[str, str] = {}
-    for words in lines:
-        values |= parse(words, own={}, read_help=read_help).values
-    return values

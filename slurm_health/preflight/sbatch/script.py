@@ -27,7 +27,8 @@ _TEMPLATE, _ASKED_FOR, _BY_DEFAULT = (
 SUBMITTED = "Submitted with slurm-health sbatch"
 _FOREIGN = (b"#PBS", b"#BSUB")
 # sbatch reads #PBS and #BSUB lines wherever they stand, until it has met more than this many
-# lines that do not begin with `#`.
+# lines that do not begin with `#`. As many blank lines end the launcher of a script with such lines
+# at its top: read a second time inside of the script, some of them would add up.
 _FOREIGN_LIMIT = 100
 _COMPONENT = re.compile(rb"#(?:SBATCH|SLURM)\s*(?:hetjob|packjob)(?:\s|$)", re.IGNORECASE)
 _WRAP_NAME = b"#SBATCH --job-name=wrap\n"
@@ -107,13 +108,16 @@ def render(
     `name` is what the user calls the script. `is_wrap` names the job as sbatch names one made
     with --wrap; environment, script and command line still rename it.
     """
-    top, padding = _top(script)
+    lines = header(script)[1:]
+    if lines and not lines[-1]:
+        lines.pop()  # what follows the last line end is not a line
+    foreign = any(line.startswith(_FOREIGN) for line in lines)
     values = {
         "options": b"--spec=" + _quoted(spec.encoded()),
         "name": _quoted(name),
         "origin": SUBMITTED.encode(),
-        "header": (_WRAP_NAME if is_wrap else b"") + top,
-        "padding": padding,
+        "header": (_WRAP_NAME if is_wrap else b"") + b"".join(line + b"\n" for line in lines),
+        "padding": b"\n" * (_FOREIGN_LIMIT + 1) if foreign else b"",
         "on_unchecked": _quoted(spec.on_unchecked.value),
     }
     return _launcher(template, python, flags, values) + script
@@ -133,36 +137,6 @@ def _launcher(template: str, python: str, flags: Sequence[str], values: dict[str
     }
     line = _fill(template, filled, line=0).count(b"\n") + 1
     return _fill(template, filled, line=line)
-
-
-def _top(script: bytes) -> tuple[bytes, bytes]:
-    """Return the lines to repeat at the top, and blank lines to end the launcher with.
-
-    The blank lines keep sbatch from reading #PBS and #BSUB lines a second time, inside the
-    script: it would add up some of them.
-    """
-    lines = header(script)[1:]
-    if lines and not lines[-1]:
-        lines.pop()  # what follows the last line end is not a line
-    foreign = _foreign_below(script, len(lines) + 1)
-    top = b"".join(line + b"\n" for line in lines + foreign)
-    has_foreign = any(line.startswith(_FOREIGN) for line in lines + foreign)
-    return top, b"\n" * (_FOREIGN_LIMIT + 1) if has_foreign else b""
-
-
-def _foreign_below(script: bytes, start: int) -> list[bytes]:
-    """Return the #PBS and #BSUB lines below the header that sbatch would still read."""
-    options = []
-    others = 0
-    for number, line in enumerate(script.split(b"\n")):
-        if line.startswith(_FOREIGN):
-            if number >= start:
-                options.append(line)
-        elif not line.startswith(b"#"):
-            others += 1
-            if others > _FOREIGN_LIMIT:
-                break
-    return options
 
 
 def _quoted(value: str) -> bytes:

@@ -35,7 +35,6 @@ from slurm_health.preflight.sbatch.node_counts import (
     NodeCounts,
     node_counts,
     options_asked,
-    require_room,
 )
 from slurm_health.preflight.sbatch.script import (
     has_components,
@@ -49,14 +48,12 @@ from slurm_health.records.errors import NoRoom, SlurmCommandMissing, SlurmError,
 from slurm_health.system import private_files
 from slurm_health.system.processes import run_in_foreground
 from slurm_health.system.slurm import command
-from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.command import Sbatch
 
 _OPTIONS = (*FOR_JOB, DRY_RUN)
 _HELP_DEADLINE_S = 10.0
 # Options that make sbatch print something, or submit a job without a script of ours.
 _NOT_OURS = frozenset({"usage", "version", "autocomplete", "test-only", "external"})
-_ALIKE = 0.8  # of 1: a letter or two apart
 _COMPONENTS = (
     "the components of a heterogeneous job cannot be checked; submit it with plain sbatch,"
     " or with --check=off in front"
@@ -117,10 +114,7 @@ def submit(
     )
     if dry_run:
         return job.show(python)
-    code = job.plain() if off or line.seen & _NOT_OURS else job.checked(python)
-    if code and (near := _nearest(line.plain)):
-        _say(f"did you mean {near}?")
-    return code
+    return job.plain() if off or line.seen & _NOT_OURS else job.checked(python)
 
 
 class _Refused(Exception):
@@ -182,7 +176,6 @@ class _Job:
         if job.counts is None:
             code = self._feed(job.text)
             return code or self._warned(job, python)
-        self._require_room(job.counts, job.asked)
         # The last of several wins, and the command line over the script.
         more = job.counts.options
         if job.spec.keeps_spares:
@@ -318,16 +311,6 @@ class _Job:
             raise _Refused(f"{self._title()}: {problem}", script)
         return script
 
-    def _require_room(self, counts: NodeCounts, asked: Mapping[str, str]) -> None:
-        """Refuse spares that no partition has; where Slurm cannot be asked, sbatch will say so."""
-        if not counts.spares or "clusters" in asked:
-            return
-        try:
-            partitions = Client(self.environ, patience_s=0).partitions()
-        except SlurmError:
-            return
-        require_room(counts, asked, partitions)
-
     def _title(self) -> str:
         """What the user calls the script."""
         return self.line.script or ("--wrap" if self.line.wrap is not None else "standard input")
@@ -343,25 +326,13 @@ class _Job:
         if name is None:
             return None
         if name[:1] not in {".", "/"}:
-            here = Path.cwd() / (self.line.chdir or "")
+            here = Path.cwd() / self.line.values.get("chdir", "")
             for directory in ["", *self.environ.get("PATH", "").split(":")]:
                 candidate = here / directory / name
                 # A directory that is closed to the user has none for sbatch either.
                 if os.access(candidate, os.R_OK) and not candidate.is_dir():
                     return candidate
         return Path(name)
-
-
-def _nearest(words: Sequence[str]) -> str:
-    """Return the option of ours that sbatch was given misspelt, empty if there is none."""
-    import difflib  # not free, and few options are mistaken
-
-    ours = [f"--{option.name}" for option in _OPTIONS]
-    for word in words:
-        near = difflib.get_close_matches(word.partition("=")[0], ours, n=1, cutoff=_ALIKE)
-        if word.startswith("--") and near:
-            return near[0]
-    return ""
 
 
 def help_text() -> str:

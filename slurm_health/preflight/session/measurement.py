@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from slurm_health.records.probe_catalog import ALLGATHERS, COPIES, PRODUCTS, Metric
+from slurm_health.records.probe_catalog import ALLGATHERS, COPIES, MATMUL, Metric
 from slurm_health.records.records import NodeReported, Sampled, VerdictReached
 from slurm_health.records.verdict import GroupResult, Level, MetricName, Outcome
 
@@ -60,7 +60,7 @@ class Timed(NamedTuple):
             )
         elif sample.probe in COPIES:
             value = min(sample.total_bytes, _IMPOSSIBLE_BYTES) / (value * 1e6)
-        elif sample.probe in PRODUCTS:
+        elif sample.probe == MATMUL:
             value = rate_gflop_per_s(flop=sample.flop, elapsed_ms=value)
         return value if isfinite(value) and value > 0 else None
 
@@ -100,15 +100,12 @@ def rate_gflop_per_s(*, flop: float, elapsed_ms: float) -> float:
     return flop / (elapsed_ms * 1e6)
 
 
-def reduced_ms(sample: Sampled) -> float | None:
-    """Return the typical iteration of the slowest rank, None where nothing usable was timed.
-
-    The slowest rank counts, because a node is as fast as its slowest device.
-    """
-    return max((value for value in typical_ms(sample) if value is not None), default=None)
+def served(sample: Sampled) -> float | None:
+    """Return the share of the time that others did not take, None where nothing was timed."""
+    return min((timed.served for timed in _of_ranks(sample) if timed is not None), default=None)
 
 
-def typical_ms(sample: Sampled) -> list[float | None]:
+def _of_ranks(sample: Sampled) -> list[Timed | None]:
     """Return the typical iteration of each rank, None where nothing usable was timed.
 
     Typical is the median of a device's own work, and the lower quartile of a collective: what
@@ -116,16 +113,6 @@ def typical_ms(sample: Sampled) -> list[float | None]:
     bad link slows every transfer. While others have the processors nothing is the node's own: that
     time is left out.
     """
-    return [None if timed is None else timed.own_ms for timed in _of_ranks(sample)]
-
-
-def served(sample: Sampled) -> float | None:
-    """Return the share of the time that others did not take, None where nothing was timed."""
-    return min((timed.served for timed in _of_ranks(sample) if timed is not None), default=None)
-
-
-def _of_ranks(sample: Sampled) -> list[Timed | None]:
-    """Return the typical iteration of each rank, None where nothing usable was timed."""
     part = _PARTS.get(sample.scope) if len(sample.iteration_ms) > 1 else None
     metric = sample.metric
     timed: list[Timed | None] = []

@@ -14,6 +14,7 @@ handles processes and signals, and records the script's start and end in the jou
     kept_spares      steps of ours that keep the script's steps off spare nodes
     batch_node_watch  a step on another node that ends the job if this node is lost
     recorder         records in the journal, and lines on standard error
+    process_tree     a process with all that it has started
     signal_witness   distinguishes a signal to one process from one to a whole group
     environ          environments as bytes and as text
 """

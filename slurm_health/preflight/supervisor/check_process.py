@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from slurm_health.preflight.supervisor.process_tree import Tree, tree_of
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ExitCode
@@ -191,7 +192,7 @@ def _end_children(check: processes.Process, grace_s: float) -> None:
     signalled = {check.pid}
     while (left := _descendants()) and time.monotonic() <= deadline + _UNKILLABLE_S:
         late = time.monotonic() >= deadline
-        children = {pid for pid, parent in left.items() if parent == os.getpid()}
+        children = {pid for pid, process in left.items() if process.parent == os.getpid()}
         for pid in children if late else children - signalled:
             _send(pid, signal.SIGKILL if late else signal.SIGTERM)
         if late:
@@ -209,23 +210,11 @@ def _send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _descendants() -> dict[int, int]:
-    """Reap the children of this process that have ended; return its descendants and their parents.
-
-    A process comes after its parent.
-    """
+def _descendants() -> Tree:
+    """Reap the children of this process that have ended; return its descendants."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            fields = stat.read_bytes().rpartition(b")")[2].split()
-            parents[int(stat.parent.name)] = int(fields[1])
-    descendants: dict[int, int] = {}
-    level = {os.getpid()}
-    while level:
-        below = {pid: parent for pid, parent in parents.items() if parent in level}
-        descendants |= below
-        level = set(below)
-    return descendants
+    tree = tree_of(os.getpid())
+    tree.pop(os.getpid(), None)
+    return tree

@@ -4,8 +4,8 @@
 The script gets a process group of its own, as slurmstepd gives a batch script one, so that its
 `kill 0` ends what it started and not the supervisor. Signals that Slurm delivers to every process
 of the job reach it without us. Those for the batch script arrive at the supervisor, which runs in
-its place and forwards them. A signal from before the start, while the nodes were checked, waits
-until the script has a trap for it.
+its place and forwards them. One that arrives while the nodes are checked is not for the script: it
+has nothing to save yet, and no trap.
 
 A script that hangs is ended with all its processes here, and with its steps. Its interpreter comes
 first, so that it does not run its next command once a step has ended. Ranks may be in sessions of
@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
-import operator
 import os
 import re
 import signal
@@ -28,9 +26,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from slurm_health.preflight.supervisor.environ import as_text
+from slurm_health.preflight.supervisor.process_tree import Tree, tree_of
 from slurm_health.preflight.supervisor.recorder import say
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS, WINDOW_S, Sentinel
-from slurm_health.system import proc
 from slurm_health.system.processes import fork
 from slurm_health.system.signals import FOR_SCRIPT
 
@@ -38,13 +36,6 @@ from slurm_health.system.signals import FOR_SCRIPT
 _CHANGED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT)
 # All after the interpreter is one argument, with its blanks.
 _INTERPRETER_LINE = re.compile(rb"#![ \t]*([^ \t]+)[ \t]*(.*?)[ \t]*$", re.DOTALL)
-# How long a script may take to set its trap: as long as modules and interpreters from a cold
-# network filesystem take (`master.job_environment.DEADLINE_S`).
-TRAP_WAIT_S = 120.0
-# A trap counts after two polls: a shell that sets one on EXIT catches all signals before it reads
-# the next line, which may handle this one.
-_POLL_FOR_TRAP_S = 0.25
-_MASK = re.compile(rb"^Sig(Blk|Ign|Cgt):\s*([0-9a-f]+)$", re.MULTILINE)
 _KERNEL_READS = 256  # bytes of a file in which the kernel looks for the interpreter line
 
 
@@ -68,18 +59,12 @@ class ScriptProcess:
     """The running script. Every signal must be blocked in the process that makes one."""
 
     def __init__(
-        self,
-        argv: list[bytes],
-        *,
-        environ: Mapping[bytes, bytes],
-        mask: Collection[int],
-        trap_wait_s: float = TRAP_WAIT_S,
+        self, argv: list[bytes], *, environ: Mapping[bytes, bytes], mask: Collection[int]
     ) -> None:
         """Start it with this environment and signal mask, and all else as we have it.
 
-        `early` holds those of `FOR_SCRIPT` that arrived before it. They are sent when it has a trap
-        for them, or after `trap_wait_s`, when it ends by them as it would have. `received` holds
-        the signals that arrived while it ran, from any sender.
+        `early` holds those of `FOR_SCRIPT` that arrived before it, and are dropped. `received`
+        holds the signals that arrived while it ran, from any sender.
         """
         waiting, gate = os.pipe()
 
@@ -97,7 +82,6 @@ class ScriptProcess:
         for number in self.early:
             while signal.sigtimedwait({number}, 0):  # real-time signals queue
                 pass
-        self._early = _Early(self.pid, self.early, trap_wait_s)
         self.received: set[int] = set()
         os.write(gate, b"!")  # now it may begin
         os.close(gate)
@@ -112,13 +96,7 @@ class ScriptProcess:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
                 if pid:
                     return status
-                self._early.send_those_expected()
-                if self._early.left:  # wake up for the next poll for traps
-                    info = signal.sigtimedwait(ALL_SIGNALS, _POLL_FOR_TRAP_S)
-                else:
-                    info = signal.sigwaitinfo(ALL_SIGNALS)
-                if info is None:
-                    continue
+                info = signal.sigwaitinfo(ALL_SIGNALS)
                 number, sender = info.si_signo, info.si_pid
                 if number == signal.SIGCHLD:
                     on_child()
@@ -132,47 +110,6 @@ class ScriptProcess:
         finally:
             self._inside.end()
             self._beside.end()
-
-
-class _Early:
-    """Signals from before the script's start, until they are sent."""
-
-    def __init__(self, pid: int, numbers: Collection[int], wait_s: float) -> None:
-        self._pid = pid
-        self._until_s = time.monotonic() + wait_s
-        self._trapped: set[int] = set()  # at the last poll
-        self.left = set(numbers)
-
-    def send_those_expected(self) -> None:
-        """Send the signals that had a trap at the last poll and now, or all if late."""
-        if not self.left:
-            return
-        late = time.monotonic() >= self._until_s
-        trapped = self.left & _handled_by(self._pid)
-        for number in self.left.copy() if late else trapped & self._trapped:
-            self.left.discard(number)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, number)
-        self._trapped = trapped
-
-
-def _handled_by(pid: int) -> set[int]:
-    """Return the signals that a process catches, ignores or blocks; none if it is gone.
-
-    A process in `sigwait` does not show its signals.
-    """
-    try:
-        status = Path(f"/proc/{pid}/status").read_bytes()
-    except OSError:
-        return set()
-    masks = {name: int(mask, 16) for name, mask in _MASK.findall(status)}
-    if _numbers(masks.get(b"Blk", 0)) >= ALL_SIGNALS:
-        return set()  # it is our child, and not the script yet
-    return _numbers(functools.reduce(operator.or_, masks.values(), 0))
-
-
-def _numbers(mask: int) -> set[int]:
-    return {number for number in ALL_SIGNALS if mask >> (number - 1) & 1}
 
 
 def _become(
@@ -199,29 +136,26 @@ GRACE_S = 5.0  # between SIGTERM, for which a script may have a trap, and SIGKIL
 _STEPS_S = 40.0  # for Slurm to end the steps; a node that does not answer takes longer
 _POLL_S = 0.1
 
-_Known = dict[int, int]
-"""Processes and their start times: a later process may have the same number."""
-
 
 def end_script(pid: int, grace_s: float = GRACE_S) -> None:
     """End the script, our child that leads a group, and all its descendants.
 
     Only processes that hang in the kernel, or detached themselves before, are left.
     """
-    known = _below(pid, {})
+    known = tree_of(pid)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGTERM)
     until_s = time.monotonic() + grace_s
     while _alive(known) and time.monotonic() < until_s:
         time.sleep(_POLL_S)
-        known = _below(pid, known)
+        known = tree_of(pid, known)
     until_s = time.monotonic() + grace_s
     while (alive := _alive(known)) and time.monotonic() < until_s:
         for process in alive:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(_POLL_S)
-        known = _below(pid, known)
+        known = tree_of(pid, known)
 
 
 def end_steps(environ: Mapping[bytes, bytes], mask: Collection[int]) -> None:
@@ -253,30 +187,5 @@ def _end_steps(environ: Mapping[str, str], mask: Collection[int]) -> int:
     return 0
 
 
-def _below(pid: int, known: _Known) -> _Known:
-    """Return the known processes, the script, and the descendants of both."""
-    children: dict[int, list[proc.Stat]] = {}
-    below: _Known = {}
-    for directory in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError):
-            process = proc.stat(directory)
-            children.setdefault(process.parent, []).append(process)
-            if process.pid == pid or known.get(process.pid) == process.start_ticks:
-                below[process.pid] = process.start_ticks
-    queue = list(below)
-    while queue:
-        for process in children.get(queue.pop(), ()):
-            if process.pid not in below:
-                below[process.pid] = process.start_ticks
-                queue.append(process.pid)
-    return below
-
-
-def _alive(known: _Known) -> list[int]:
-    alive = []
-    for pid, start_ticks in known.items():
-        with contextlib.suppress(OSError, ValueError):
-            now = proc.stat(Path(f"/proc/{pid}"))
-            if now.start_ticks == start_ticks and now.state not in {"Z", "X"}:
-                alive.append(pid)
-    return alive
+def _alive(tree: Tree) -> list[int]:
+    return [pid for pid, process in tree.items() if process.state not in {"Z", "X"}]

@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
+from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.supervisor import post_mortem
 from slurm_health.preflight.supervisor.check_process import HARMLESS
 from slurm_health.preflight.supervisor.environ import as_bytes, as_text
@@ -34,27 +34,6 @@ _ENDING = ALL_SIGNALS - FOR_SCRIPT - HARMLESS
 _SOON_S = 0.5  # the signal that ended the script's steps arrives here within this of its end
 
 
-class Watching(Protocol):
-    """Watches a start of the script."""
-
-    def __call__(self, *, environ: Mapping[bytes, bytes]) -> AbstractContextManager[Monitoring]:
-        """Return a context in which the script is watched."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Restarts:
-    """How often the script may start again after a failure, and the command that decides.
-
-    `argv` is the command, without its option about the failure. With `survives` the job was
-    submitted so that it survives the loss of a node.
-    """
-
-    most: int = 0
-    argv: Sequence[str] = ()
-    survives: bool = False
-
-
 @dataclass(frozen=True, kw_only=True)
 class ScriptExit:
     """The wait status of the script's last start; `leaves`: Slurm moves the job elsewhere."""
@@ -69,30 +48,28 @@ class ScriptRuns:
 
     Args:
         source: the file that Slurm runs, which contains the script.
-        name: the user's name for it.
+        spec: what was asked for the job.
         environ: the environment that Slurm gave the job.
         mask: the signals that are blocked in the script.
         directory: of the run in the journal, empty without one.
         recorder: writes there.
-        restarts: how often it may start again.
+        restart_argv: the command that decides after a failure, without its option about that.
         ask: returns what follows a failure; raises Interrupted.
         watched: watches a start of the script, in its environment, while active.
-        trap_wait_s: see `ScriptProcess`.
         post_mortem_s: the time limit of a post-mortem; 0: there is none.
         quiet_for_s: nothing is added to the job's output, and a script that ends within this time
             has no post-mortem; None: its user has asked for both.
     """
 
     source: Path
-    name: str
+    spec: JobSpec
     environ: Mapping[bytes, bytes]
     mask: Collection[int]
     directory: str
     recorder: ScriptRecorder
-    restarts: Restarts
+    restart_argv: Sequence[str]
     ask: Callable[[Sequence[str]], JobOutcome | None]
-    watched: Watching
-    trap_wait_s: float
+    watched: Callable[..., AbstractContextManager[Monitoring]]
     post_mortem_s: float
     quiet_for_s: float | None = None
     _ended_by: set[int] = field(default_factory=set)  # the ending signals that have arrived
@@ -115,7 +92,7 @@ class ScriptRuns:
                     beside.callback(spares.end)
                     for node, why in spares.not_held.items():
                         say(f"the spare {node} is not kept free of the script's steps: {why}")
-                if self.restarts.survives:  # another node watches whether this one is alive
+                if self.spec.keeps_spares:  # another node watches whether this one is alive
                     from slurm_health.preflight.supervisor import batch_node_watch
 
                     nodes = (*answer.nodes, *answer.spares)
@@ -125,7 +102,7 @@ class ScriptRuns:
             status = ended.status
             if status == 0 and not self._ended_from_outside():
                 return ScriptExit(status=status)
-            if status and self.restarts.most:
+            if status and self.spec.max_restarts:
                 deadline = time.monotonic() + _SOON_S
                 while (left_s := deadline - time.monotonic()) > 0:
                     if (info := signal.sigtimedwait(_ENDING, left_s)) is not None:
@@ -136,20 +113,20 @@ class ScriptRuns:
             if problem:
                 tell(problem, quiet=self.quiet_for_s is not None)
             following = None
-            if self.restarts.most and not signalled:
+            if self.spec.max_restarts and not signalled:
                 following = self._next_start(answer, restart)
             if following is None or following.leaves:
                 return ScriptExit(status=status, leaves=following is not None)
             answer = following
             restart += 1
             on = f" on {','.join(answer.nodes)}" if answer.nodes else ""
-            times = f"restart {restart} of {self.restarts.most}"
-            say(f"starting {self.name} again{on} ({times}): {answer.reason}")
+            times = f"restart {restart} of {self.spec.max_restarts}"
+            say(f"starting {self.spec.script} again{on} ({times}): {answer.reason}")
 
     def _environ_of(self, answer: JobOutcome, restart: int) -> Mapping[bytes, bytes]:
         """Return the environment of a start of the script on the nodes of an answer."""
         environ = dict(self.environ)
-        if self.restarts.most:
+        if self.spec.max_restarts:
             environ[RESTART_COUNT] = str(restart).encode()
         if answer.nodes:
             from slurm_health.preflight.supervisor import kept_spares
@@ -168,16 +145,13 @@ class ScriptRuns:
         """Run the script to its end, and record both ends."""
         began = time.monotonic()
         begins = [_size(number) for number in (1, 2)]
-        process = ScriptProcess(argv, environ=environ, mask=self.mask, trap_wait_s=self.trap_wait_s)
+        process = ScriptProcess(argv, environ=environ, mask=self.mask)
         if process.early:
             names = ", ".join(map(signal_name, sorted(process.early)))
-            say(
-                f"{names} came before {self.name} started; it is sent once the script has a trap"
-                f" for it, or after {self.trap_wait_s:g} s"
-            )
+            say(f"{names} arrived before {self.spec.script} started, and is not passed on")
         self.recorder.start(
             ScriptStarted(
-                script=self.name, pid=process.pid, restart=restart, nodes=list(answer.nodes)
+                script=self.spec.script, pid=process.pid, restart=restart, nodes=list(answer.nodes)
             )
         )
         hung = False
@@ -203,7 +177,7 @@ class ScriptRuns:
             self.recorder.wait()
         return post_mortem.EndedScript(
             status=status,
-            name=self.name,
+            name=self.spec.script,
             source=str(self.source),
             directory=self.directory,
             ended_s=round(ended_s, 3),
@@ -256,7 +230,7 @@ class ScriptRuns:
         following = None
         if self._ended_by:
             why = f"the job was sent {', '.join(map(signal_name, sorted(self._ended_by)))}"
-        elif restart >= self.restarts.most:
+        elif restart >= self.spec.max_restarts:
             times = "once" if restart == 1 else f"{restart} times"
             why = f"it has been {times} (--max-restarts)"
         elif not self.directory:
@@ -265,17 +239,17 @@ class ScriptRuns:
             failed = {
                 "directory": self.directory,
                 "restart": restart + 1,
-                "max_restarts": self.restarts.most,
+                "max_restarts": self.spec.max_restarts,
                 "batch_node": os.fsdecode(self.environ.get(b"SLURMD_NODENAME", b"")),
                 "nodes": answer.nodes,
                 "spares": answer.spares,
             }
             option = f"--after-failure={msgspec.json.encode(failed).decode()}"
-            following = self.ask([*self.restarts.argv, option])
+            following = self.ask([*self.restart_argv, option])
             if following is not None and following.disposition is not Disposition.STOP:
                 return following
             why = following.reason if following else "whether to could not be decided"
-        say(f"{self.name} is not started again: {why}")
+        say(f"{self.spec.script} is not started again: {why}")
         return None
 
 

@@ -26,8 +26,8 @@ from slurm_health.preflight.supervisor import check_process, monitor_process, po
 from slurm_health.preflight.supervisor.environ import as_bytes, as_text
 from slurm_health.preflight.supervisor.flight_recorder import recording
 from slurm_health.preflight.supervisor.recorder import Clock, ScriptRecorder, say, to_machine_log
-from slurm_health.preflight.supervisor.script_process import TRAP_WAIT_S, command_line
-from slurm_health.preflight.supervisor.script_runs import Restarts, ScriptRuns
+from slurm_health.preflight.supervisor.script_process import command_line
+from slurm_health.preflight.supervisor.script_runs import ScriptRuns
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.records import Disposition, JobOutcome
@@ -44,7 +44,6 @@ class SupervisorPatience:
     silence_s: float = check_process.SILENCE_S
     requeue_wait_s: float = 90.0
     journal_wait_s: float = 10.0
-    trap_wait_s: float = TRAP_WAIT_S
     post_mortem_s: float = post_mortem.POST_MORTEM_S
     monitor_after_s: float = monitor_process.AFTER_S
     unasked_after_s: float = 60.0  # of a script whose user has not asked to have it watched
@@ -135,14 +134,12 @@ def supervise(
     watched = not config.quiet or spec.monitor is not OnHang.OFF
     runs = ScriptRuns(
         source=config.source,
-        name=spec.script,
+        spec=spec,
         environ=_environ_of_script(config, answer.directory, patience.journal_wait_s),
         mask=mask,
         directory=answer.directory,
         recorder=ScriptRecorder(answer.directory, clock, patience.journal_wait_s),
-        restarts=Restarts(
-            most=spec.max_restarts, argv=config.restart_argv, survives=spec.keeps_spares
-        ),
+        restart_argv=config.restart_argv,
         ask=check.after_failure,
         watched=functools.partial(
             monitor_process.beside,
@@ -153,7 +150,6 @@ def supervise(
             after_s=after_s,
             quiet=config.quiet,
         ),
-        trap_wait_s=patience.trap_wait_s,
         post_mortem_s=patience.post_mortem_s if watched else 0.0,
         quiet_for_s=after_s if config.quiet else None,
     )

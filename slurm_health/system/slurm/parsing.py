@@ -381,7 +381,6 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    is_default: bool
     nodes: int
     nodelist: str
     max_nodes: int | None
@@ -392,17 +391,11 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
         """Its nodes."""
         return nodes_of(self.nodelist)
 
-    @property
-    def room(self) -> int:
-        """How many nodes it gives to one job at most."""
-        return self.nodes if self.max_nodes is None else min(self.nodes, self.max_nodes)
-
 
 def partition_of(fields: Mapping[str, str]) -> Partition:
     """Return the partition that `scontrol show partition` describes with these fields."""
     return Partition(
         name=fields.get("PartitionName", ""),
-        is_default=fields.get("Default") == "YES",
         nodes=whole_number(fields.get("TotalNodes", "")) or 0,
         nodelist=fields.get("Nodes", ""),
         max_nodes=whole_number(fields.get("MaxNodes", "")),

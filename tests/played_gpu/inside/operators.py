@@ -38,7 +38,7 @@ _KEPT = {
 _ADDED = ("convolution", "convolution_backward", "convolution_overrideable")
 # What asks a library: where that is to fail, PyTorch's own kernel runs, and asks it.
 _ASKS = {"peer_error": {"copy_"}, "cublas_error": {"mm"}}
-_PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addmm_", "baddbmm_", "_scaled_mm"})
+_PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addmm_", "baddbmm_"})
 # A product on a device of a given speed is not computed if it would take the CPU a second.
 _MOST_FLOP = 2e10
 _TIMED_BYTES = 1 << 20

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from slurm_health.node.rules import drain_note
 from slurm_health.node.rules.settings import Breaker
 from slurm_health.node.shared import read_ledger
-from slurm_health.preflight.acting import requeue_helper
 from slurm_health.preflight.acting.perform import Acting, RecordAppender, act
+from slurm_health.preflight.acting.release_elsewhere import PENDING_S, TRIES, Move, helper_name
+from slurm_health.preflight.config import SITE_FILE_VARIABLE
 from slurm_health.preflight.decide.policy import Policy
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.records import (
@@ -23,7 +26,6 @@ from slurm_health.records.records import (
 )
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
-from slurm_health.system.slurm.client import Client
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import RunJournal, run_started
 from tests.support.sites import write_site
@@ -57,16 +59,13 @@ class Scene:
                 started=run_started(["n1", "n2", "n3"], array=array),
                 directory=self.run.directory,
                 policy=policy or Policy(),
-                client=Client(self.slurm.environ()),
-                uid=uid,
+                environ={
+                    **self.slurm.environ(),
+                    SITE_FILE_VARIABLE: str(self.site_file),
+                    "SLURM_NTASKS": "64",
+                },
                 append=self.append,
-                helper=requeue_helper.Helper(
-                    command=("slurm-health", "requeue-helper"),
-                    directory=self.run.directory,
-                    environ=self.slurm.environ(),
-                    uid=0,
-                ),
-                site_file=self.site_file,
+                uid=uid,
                 clock=lambda: 1_000_000.0,
             ),
         )
@@ -196,6 +195,47 @@ def test_a_helper_asks_for_the_time_and_the_nodes_that_its_partition_gives(
 
     (asked,) = scene.slurm.calls("sbatch")
     assert {f"--time={minutes}", f"--nodes={nodes}", f"--ntasks={nodes}"} <= set(asked)
+
+
+def test_the_helper_is_one_small_job_beside_the_job_and_not_on_the_bad_node(scene: Scene) -> None:
+    scene.slurm.change_job(JOB, Comment="it's mine; a=b")
+
+    scene.act(n3=Level.FAULTY)
+
+    (call,) = scene.slurm.calls("sbatch")
+    assert {
+        f"--job-name={helper_name(JOB, 0)}",
+        "--ntasks=1",
+        "--no-requeue",
+        "--exclude=n3",
+        "--partition=main",
+        f"--chdir={scene.run.directory}",
+    } <= set(call)
+    assert not [word for word in call if word.startswith(("--account", "--qos"))]
+    (limit,) = [word.removeprefix("--time=") for word in call if word.startswith("--time=")]
+    assert int(limit) * 60 > PENDING_S + TRIES
+    shebang, command = scene.slurm.job(JOB + 1)["script"].splitlines()
+    *words, directory, told = shlex.split(command)
+    assert (shebang, words[0], words[-1]) == ("#!/bin/sh", "exec", "requeue-helper")
+    assert directory == f"--directory={scene.run.directory}"
+    assert msgspec.json.decode(told.removeprefix("--move="), type=Move) == Move(
+        job=str(JOB),
+        attempt=0,
+        exclude=("n3",),
+        comment="it's mine; a=b",
+        leave=("n3",),
+        reason="n3: no allgather",
+    )
+
+
+def test_a_helper_that_cannot_be_cancelled_is_a_warning_and_no_error(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.slurm.set(refuse={"requeuehold": "disabled", "13": "Access denied"})
+
+    assert scene.act(n3=Level.FAULTY).disposition == "stop"
+
+    assert "could not cancel helper job 13: " in caplog.text
 
 
 @pytest.mark.parametrize("refused", ["no_submissions", "requeuehold"])

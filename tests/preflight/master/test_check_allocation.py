@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from slurm_health.preflight.job_spec import JobSpec
-from slurm_health.preflight.master.after_verdict import job_ended
 from slurm_health.records.records import Action, ActionDone, RunStarted, VerdictReached
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
@@ -130,18 +129,6 @@ def test_a_requeued_job_says_first_which_nodes_it_has_left(tmp_path: Path) -> No
     job.environ["SLURM_RESTART_COUNT"] = "1"
 
     assert job.check("2").stderr.startswith("slurm-health: attempt 2: moved away from n2, n5\n")
-
-
-@pytest.mark.parametrize(
-    ("accounts", "told"),
-    [(True, "sacct -j 12 may say"), (False, "scontrol show job 12 may say"), (None, "or sacct")],
-)
-def test_sacct_is_named_for_a_job_that_slurm_has_ended_where_it_would_tell(
-    accounts: bool | None, told: str
-) -> None:
-    finished = job_ended("Slurm job 12 has expired", "12", accounts=accounts)
-    assert told in finished.reason
-    assert ("sacct" in finished.reason) is (accounts is not False)
 
 
 def test_the_script_of_a_job_that_slurm_has_ended_is_not_started(tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ class Judged:
             policy=Policy(),
             limits=TimeLimits(),
             phases=phases(["quick"]),
+            probe_environ=self.environ,
             act=True,
         )
         _check(self.run, STARTED, settings, NoLauncher(), {}, self.environ)

@@ -17,10 +17,10 @@ from slurm_health.preflight.master.master import (
     SHORTEST_SWEEP_S,
     SILENCE_S,
     Master,
-    MasterSettings,
     poll_interval_s,
 )
 from slurm_health.preflight.master.run_check import make_localizer
+from slurm_health.preflight.session.controller import Controller
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.records.errors import JournalError
 from slurm_health.records.records import (
@@ -67,14 +67,19 @@ class IdleLauncher:
         self.stopped = True
 
 
-def settings(**more: Any) -> MasterSettings:
-    limits: TimeLimits = more.pop("limits", TimeLimits())
-    return MasterSettings(limits=limits, phases=QUICK, make_localizer=make_localizer, **more)
+def controller(limits: TimeLimits | None = None) -> Controller:
+    return Controller(NODES, make_localizer, limits or TimeLimits(), QUICK)
 
 
-def ran(run: Path, launcher: IdleLauncher, clock: Clock, **more: Any) -> VerdictReached:
+def ran(
+    run: Path,
+    launcher: IdleLauncher,
+    clock: Clock,
+    limits: TimeLimits | None = None,
+    **more: Any,
+) -> VerdictReached:
     """Run a check to its end; return its verdict."""
-    master = Master(run, NODES, launcher, settings(**more), clock=clock)
+    master = Master(run, controller(limits), launcher, clock=clock, **more)
     master.open(started(NODES))
     verdict = master.run()
     master.close()
@@ -199,7 +204,7 @@ def test_what_an_agent_wrote_just_before_it_ended_is_read_before_it_counts_as_si
 
 
 def test_how_a_run_ends_is_written_once_and_again_only_when_it_changes(tmp_path: Path) -> None:
-    master = Master(tmp_path / "run", NODES, IdleLauncher(), settings())
+    master = Master(tmp_path / "run", controller(), IdleLauncher())
     master.open(started(NODES))
     requeue = JobOutcome(disposition=Disposition.REQUEUE, exit_code=1)
     stop = JobOutcome(disposition=Disposition.STOP, exit_code=1)
@@ -213,7 +218,7 @@ def test_how_a_run_ends_is_written_once_and_again_only_when_it_changes(tmp_path:
 
 
 def test_a_master_that_was_not_opened_records_nothing(tmp_path: Path) -> None:
-    master = Master(tmp_path / "run", NODES, IdleLauncher(), settings())
+    master = Master(tmp_path / "run", controller(), IdleLauncher())
 
     with pytest.raises(JournalError, match="not open"):
         master.finish(JobOutcome(disposition=Disposition.STOP, exit_code=1))

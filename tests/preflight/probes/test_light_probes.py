@@ -69,7 +69,6 @@ def test_two_nodes_exchange_data_with_each_other(make: Make) -> None:
     assert outcomes(done) == ["measured"] * 2
     sample = bench.samples(1)["allgather"]
     assert (sample["scope"], sample["world_size"]) == ("pair", 2)
-    assert sample["figures"]["latency_us"] > 0
     assert sample["figures"]["transport"] == "lo"
 
 

@@ -87,7 +87,7 @@ def test_script_is_found_where_sbatch_finds_it(words: list[str], script: int) ->
 
 @pytest.mark.parametrize("words", [["-D", "/x"], ["-D/x"], ["-HD", "/x"], ["--chd=/x"]])
 def test_directory_is_noted(words: list[str]) -> None:
-    assert read(*words).chdir == "/x"
+    assert read(*words).values["chdir"] == "/x"
 
 
 def test_own_options_are_taken_out_wherever_they_stand() -> None:

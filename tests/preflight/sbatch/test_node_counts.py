@@ -10,10 +10,8 @@ from slurm_health.preflight.sbatch.node_counts import (
     NodeCounts,
     node_counts,
     options_asked,
-    require_room,
 )
 from slurm_health.records.errors import UsageError
-from slurm_health.system.slurm.parsing import partition_of
 
 
 def asked(
@@ -66,10 +64,6 @@ PLUGIN = [
 ]
 
 
-def test_an_option_that_nobody_knows_hides_no_other_line_of_the_script() -> None:
-    assert asked(header=[*PLUGIN, b"#SBATCH -p big"]) == {"nodes": "4", "partition": "big"}
-
-
 def test_lines_of_a_script_that_can_be_understood_are_read_together_as_sbatch_does() -> None:
     assert asked(header=[b"#SBATCH --nodes", b"#SBATCH 4"]) == {"nodes": "4"}
 
@@ -106,58 +100,6 @@ def test_spares_are_refused_beside_counts_that_would_no_longer_fit(total: str) -
 def test_spares_need_a_number_of_nodes(words: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="needs the number of nodes"):
         node_counts(asked(*words), 1)
-
-
-PARTITIONS = {
-    name: partition_of({"PartitionName": name, **fields})
-    for name, fields in {
-        "main": {"Default": "YES", "TotalNodes": "6", "MaxNodes": "UNLIMITED"},
-        "small": {"Default": "NO", "TotalNodes": "3", "MaxNodes": "UNLIMITED"},
-        "capped": {"Default": "NO", "TotalNodes": "6", "MaxNodes": "4"},
-    }.items()
-}
-
-
-def refuse(
-    words: Sequence[str],
-    spares: int,
-    environ: Mapping[str, str] | None = None,
-) -> None:
-    options = asked(*words, environ=environ)
-    counts = node_counts(options, spares)
-    assert counts is not None
-    require_room(counts, options, PARTITIONS)
-
-
-@pytest.mark.parametrize(
-    ("words", "spares", "environ", "told"),
-    [
-        (["-N6"], 1, {}, "6 nodes plus 1 spare make 7, and partition main allows a job at most 6"),
-        (["-N5"], 2, {}, "5 nodes plus 2 spares make 7, and partition main"),
-        (["-N3", "-psmall"], 1, {}, "partition small allows a job at most 3; ask for fewer"),
-        (["-N4"], 1, {"SBATCH_PARTITION": "capped"}, "partition capped allows a job at most 4"),
-        (["-N4", "-psmall,capped"], 1, {}, "small allows a job at most 3, capped"),
-    ],
-)
-def test_spares_that_no_partition_of_the_job_has_are_refused(
-    words: Sequence[str], spares: int, environ: Mapping[str, str], told: str
-) -> None:
-    with pytest.raises(UsageError, match=rf"^--spares: .*{told}"):
-        refuse(words, spares, environ)
-
-
-@pytest.mark.parametrize(
-    ("words", "spares"),
-    [
-        (["-N5"], 1),
-        (["-N3", "-psmall,main"], 1),
-        (["-N3-6"], 1),  # the spare one is taken where there is one
-        (["-N8-9"], 0),  # for Slurm to refuse: it is what the user asked for
-        (["-N9", "-pmisspelt"], 1),
-    ],
-)
-def test_spares_that_a_partition_has_are_not_refused(words: Sequence[str], spares: int) -> None:
-    refuse(words, spares)
 
 
 def test_gpus_of_all_nodes_together_are_refused_wherever_they_are_asked_for() -> None:

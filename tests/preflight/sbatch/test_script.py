@@ -30,7 +30,6 @@ FOREIGN = b"""#!/bin/sh
 #HEALTH --max-requeues=2
 set -e
 #SBATCH --not-read-here
-#PBS -N read-here-too
 echo trained
 """
 LATIN_1 = b"#!/bin/sh\n# caf\xe9\necho 'd\xe9j\xe0 vu'"
@@ -123,7 +122,6 @@ def foreign_options_sbatch_reads(text: bytes) -> list[bytes]:
         LATIN_1,
         b"#!/bin/sh\n#SBATCH -N2",
         b"#!/bin/sh\n \t\n#SBATCH -N2\n\x0b\n#SBATCH -n4\nx\n#SBATCH -n8\n",
-        b"#!/bin/sh\n" + b"x\n" * 90 + b"#PBS -N at-91\n" + b"x\n" * 20 + b"#PBS -N too-late\n",
         b"#!/bin/sh\n#PBS -N first\n" + b"\n" * 300 + b"#PBS -N too-late\n",
     ],
 )

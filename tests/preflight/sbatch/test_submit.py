@@ -47,7 +47,10 @@ def test_script_goes_in_a_file_of_the_same_name(
         (["missing.sh"], "sbatch: a word on stderr"),
         (["{closed}/train.sh"], "sbatch: a word on stderr"),
         (["--check={closed}/probe", "train.sh"], "{closed}/probe: is not a program that can be"),
-        (["--setup={closed}/setup.sh", "train.sh"], "--setup={closed}/setup.sh: no such file here"),
+        (
+            ["--setup={closed}/setup.sh", "train.sh"],
+            "--setup={closed}/setup.sh: cannot be read",
+        ),
         (["--journal={closed}/a/b", "train.sh"], "{closed} cannot be written here: the job runs"),
     ],
 )

@@ -3,20 +3,18 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from slurm_health.preflight.acting.job_facts import placement
 from slurm_health.preflight.acting.release_elsewhere import (
     PENDING_S,
     TRIES,
+    Move,
     release_elsewhere,
 )
-from slurm_health.preflight.acting.requeue_helper import Helper, Move, helper_name
 from slurm_health.records.records import ActionDone
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
@@ -63,21 +61,6 @@ class Scene:
         assert isinstance(entry.record, ActionDone)
         assert entry.record.action == "requeue"
         return entry.record.succeeded, entry.record.detail
-
-    def submit(self, *exclude: str, avoid: tuple[str, ...] = ()) -> int:
-        """Submit the helper."""
-        found = placement(self.client.job(JOB))
-        return self.helper().ensure_submitted(
-            self.client, move(*exclude), job_id=JOB, placement=found, avoid=avoid
-        )
-
-    def helper(self) -> Helper:
-        return Helper(
-            command=("python3", "-m", "a name with spaces"),
-            directory=self.directory,
-            environ={**self.slurm.environ(), "SLURM_JOB_ID": str(JOB), "SLURM_NTASKS": "64"},
-            uid=0,
-        )
 
 
 @pytest.fixture
@@ -157,14 +140,6 @@ def test_a_job_that_has_ended_is_left_alone(scene: Scene, state: str) -> None:
     assert scene.recorded() == (False, f"the job has ended ({state})")
 
 
-def test_the_helper_waits_ten_minutes_and_slurm_lets_it(scene: Scene) -> None:
-    assert PENDING_S == 600
-    scene.submit("n2")
-    (submitted,) = scene.slurm.calls("sbatch")
-    (limit,) = [word for word in submitted if word.startswith("--time=")]
-    assert int(limit.removeprefix("--time=")) * 60 > PENDING_S + TRIES
-
-
 def test_a_job_that_is_never_requeued_is_given_up(scene: Scene) -> None:
     scene.slurm.set(refuse={"show": "slurm_load_jobs error: Socket timed out"})
 
@@ -183,34 +158,6 @@ def test_a_journal_that_is_gone_does_not_keep_the_job_held(scene: Scene) -> None
     scene.directory.rmdir()
 
     assert scene.release("n2")
-
-
-def test_the_helper_is_one_small_job_beside_the_job_and_not_on_the_bad_node(
-    scene: Scene,
-) -> None:
-    job_id = scene.submit("n3", "n2", avoid=("n2", "n4"))
-
-    (call,) = scene.slurm.calls("sbatch")
-    assert {
-        f"--job-name={helper_name(JOB, 0)}",
-        "--ntasks=1",
-        "--no-requeue",
-        "--exclude=n[2-4]",
-        "--partition=main",
-        f"--chdir={scene.directory}",
-    } <= set(call)
-    assert not [word for word in call if word.startswith(("--account", "--qos"))]
-    shebang, command = scene.slurm.job(job_id)["script"].splitlines()
-    assert shebang == "#!/bin/sh"
-    *words, told = shlex.split(command)
-    assert words == [
-        "exec",
-        "python3",
-        "-m",
-        "a name with spaces",
-        f"--directory={scene.directory}",
-    ]
-    assert msgspec.json.decode(told.removeprefix("--move="), type=Move) == move("n3", "n2")
 
 
 @pytest.mark.parametrize(("flags", "held_s"), [("(null)", 1.1), ("Alloc,DeferBatch", 2.1)])
@@ -270,14 +217,6 @@ def test_account_qos_and_reservation_of_the_job_are_the_helpers_too(scene: Scene
     found = placement(Job(job_id=JOB, states=job.states, reason="", fields=fields))
 
     assert found == {"partition": "gpu", "account": "ml", "qos": "high", "reservation": "mine"}
-
-
-def test_a_helper_that_cannot_be_cancelled_is_a_warning_and_no_error(
-    scene: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
-    scene.helper().withdraw(scene.client, 99)
-
-    assert "could not cancel helper job 99: " in caplog.text
 
 
 @pytest.mark.parametrize(("restarts", "said"), [(2, "requeued again"), (None, "forgotten")])
