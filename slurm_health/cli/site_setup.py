@@ -243,5 +243,4 @@ def lua(site: Site) -> str:
         python=sys.executable,
         flags=python_flags(os.environ),
         site=site.path,
-        passes=str(site.passes),
     )

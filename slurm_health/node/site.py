@@ -59,16 +59,6 @@ class Site(Settings, frozen=True, kw_only=True):
         """Root's own directory on this node."""
         return Path(self.hooks.state)
 
-    @property
-    def passes(self) -> Path:
-        """The directory of this node's passes, which every user may read."""
-        return self.state / "passes"
-
-    @property
-    def longest_pass_min(self) -> float:
-        """For how long a pass of this node may count, in minutes; 0: not at all."""
-        return max(self.hooks.passed_min, self.default.passed_min)
-
     def named(self, name: str) -> Planned | None:
         """Return the check of that name, None if the file no longer has it."""
         return next((check for check in self.planned if check.name == name), None)

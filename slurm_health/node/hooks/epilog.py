@@ -93,7 +93,6 @@ def _accused(hook: Hook) -> Cause | None:
     from slurm_health.node.hooks import partners
     from slurm_health.node.rules.accusations import effective
 
-    hook.revoke_passes()  # a user's verdict is enough to have a node checked
     accusation = effective(accused)
     if partners.is_of_sweep(hook.site, ended.uid):
         if accusation is None:

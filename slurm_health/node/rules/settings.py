@@ -20,7 +20,6 @@ from slurm_health.node.rules.finding import Status
 CONTEXTS = ("prolog", "epilog", "healthcheck", "retest")
 AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
 Count = Annotated[int, msgspec.Meta(ge=0)]
-Minutes = Annotated[float, msgspec.Meta(ge=0, le=1440)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -43,9 +42,6 @@ class Hooks(_Table, frozen=True, kw_only=True):
     state: AbsolutePath = "/var/lib/slurm-health"
     # False: everything is measured and logged, and no node is drained.
     drain: bool = True
-    # A prolog does not check a node again that passed in the last so many minutes; 0: it checks
-    # before every job.
-    passed_min: Minutes = 0.0
 
 
 class Breaker(_Table, frozen=True, kw_only=True):
@@ -147,9 +143,6 @@ class Default(_Table, frozen=True, kw_only=True):
     limit_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
     # Of the job's time limit: a check that takes more is given up; 0: only `limit_s` counts.
     share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    # A job on one node is not checked if the node's hooks passed in the last so many minutes; 0:
-    # every job is.
-    passed_min: Minutes = 0.0
     # A word in a job's --comment with which its user leaves it unchecked; empty: none.
     opt_out: str = ""
     # What is checked; empty: the default.
