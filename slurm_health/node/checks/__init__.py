@@ -14,7 +14,7 @@ finding.
     kernel_log   patterns in the kernel's log; Xid and SXid errors of GPUs and NVSwitches
     gpu          NVIDIA GPUs, and processes on them
     rows         the table by which the output of a tool is judged
-    vendors      AMD GPUs, NVMe drives, the board's controller, optics, NVIDIA's diagnostic
+    vendors      AMD GPUs, NVMe drives, the board's controller, NVIDIA's diagnostic
     network      InfiniBand and RoCE ports, Ethernet interfaces
-    external     files, programs of the site, Nagios plugins, LBNL NHC
+    external     files, programs of the site, LBNL NHC
 """

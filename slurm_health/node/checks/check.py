@@ -283,11 +283,9 @@ BUILT_IN: dict[str, str] = {
     "amd-gpu": f"{_HERE}.vendors:AmdGpus",
     "nvme": f"{_HERE}.vendors:Nvme",
     "bmc": f"{_HERE}.vendors:Bmc",
-    "optics": f"{_HERE}.vendors:Optics",
     "dcgm": f"{_HERE}.vendors:Dcgm",
     "file": f"{_HERE}.external:File",
     "command": f"{_HERE}.external:Command",
-    "nagios": f"{_HERE}.external:Nagios",
     "nhc": f"{_HERE}.external:Nhc",
 }
 
