@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
-import resource
 import sys
 import time
 from collections.abc import Mapping
@@ -75,10 +73,9 @@ def doctor(as_json: bool, python: str, test_notify: bool, config: str | None) ->
     else:
         run = functools.partial(command.run, environ=command.clean_environ(os.environ))
         advice += [machine.reads_advice(pyslurm_obstacle(run)), *slurm_conf.advise(conf, site)]
-        advice += _advise_on_size(site)
+        advice += _advise_on_patterns(site)
     if site is not None:
-        limits_s = slurm_conf.hook_limits_s(conf)
-        advice += machine.advise_machine(site, conf.get("ClusterName", ""), limits_s)
+        advice += machine.advise_machine(site, conf.get("ClusterName", ""))
         advice += [*machine.advise_on_notify(site), *machine.advise_on_repair(site, conf)]
     if site is not None and conf:
         place = installing.directory_of(conf)
@@ -118,16 +115,13 @@ def _slurm_conf() -> Mapping[str, str]:
     return slurm_conf.read_config(command.run(["scontrol", "show", "config"], environ=environ))
 
 
-def _advise_on_size(site: Site | None) -> list[Advice]:
-    """Return what the nodes of this cluster ask for; nothing if they are not known."""
+def _advise_on_patterns(site: Site | None) -> list[Advice]:
+    """Return the patterns that match nothing in this cluster; none if its nodes are not known."""
     try:
-        nodes = Client.for_hook(os.environ, limit_s=_SLURM_LIMIT_S).nodes()
+        nodes = Client.for_hook(os.environ, limit_s=_SLURM_LIMIT_S).nodes() if site else {}
     except SlurmError:
         return []
-    _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = math.inf if open_files == resource.RLIM_INFINITY else open_files
-    patterns = machine.unmatched(site, nodes) if site is not None else ()
-    return [*slurm_conf.advise_on_size(len(nodes), most), *patterns]
+    return [*machine.unmatched(site, nodes)] if site else []
 
 
 def _advise_on_torch(python: str) -> Advice:
