@@ -442,7 +442,7 @@ def look_at_all(
         notified[group.key] = now_s
     for name, after in culprits_of(drains, records, now_s).items():
         if name not in notified:
-            _report_culprit(site, name, after, controller, now_s, environ)
+            _report_culprit(site, name, after, now_s, environ)
         notified[name] = now_s
     seen = SlurmList(time_s=now_s, drains=tuple(drains), notified=notified)
     publish(path, msgspec.json.encode(seen))
@@ -503,29 +503,12 @@ def _report_culprit(
     site: Site,
     name: str,
     after: Sequence[SlurmDrain],
-    controller: Client,
     now_s: float,
     environ: Mapping[str, str],
 ) -> None:
-    """Notify of a job, an array or a user that costs nodes, and the owner of the last such job.
-
-    The jobs are held if the site wants it.
-    """
+    """Notify of a job, an array or a user that costs nodes, and the owner of the last such job."""
     text, uid = rules.culprit_text(name, after), after[0].uid
     last = max(after, key=lambda drain: drain.time_s)
-    if site.recovery.hold_jobs and uid > 0:
-        whole = name.rpartition(" ")[2]
-        try:
-            waiting = {
-                job.whole
-                for job in controller.jobs_of(uid)
-                if job.state == "PENDING" and (name.startswith("user ") or job.whole == whole)
-            }
-            for job in waiting:
-                controller.hold(int(job))
-            text += f"; held: {', '.join(sorted(waiting)) or 'none waits'}"
-        except SlurmError as err:
-            text += f"; its jobs could not be held: {err}"
     user = shared.user_name(uid) if uid > 0 else ""
     if user and last.job:
         of_job = {**environ, "SLURM_JOB_ID": str(last.job), "SLURM_HEALTH_CONFIG": site.path}

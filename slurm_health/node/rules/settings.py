@@ -79,15 +79,12 @@ class Recovery(_Table, frozen=True, kw_only=True):
     # Drains that Slurm sets by itself: `off`, explained, or also
     # [lifted](../admin/slurm-drains.md) if their cause is gone.
     slurm_drains: Literal["off", "explain", "lift"] = "explain"
-    # Hold the pending jobs of a job, an array or a user whose endings drained two nodes.
-    hold_jobs: bool = False
 
 
 class AccusationPolicy(Enum):
     """The effect of an accusation."""
 
     CONFIRM = "confirm"  # a drain if a local check confirms it, a mark otherwise
-    EVIDENCE = "evidence"  # a drain if its own evidence is strong: users are trusted
     NEVER = "never"  # a line in the log
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_health.node.rules import accusations, breaker, drain_note, finding, recovery
-from slurm_health.node.rules.accusations import Accusation, NodeMark, from_journal
+from slurm_health.node.rules.accusations import NodeMark, from_journal
 from slurm_health.node.rules.breaker import DrainAllowed, DrainEntry, DrainLedger, DrainRefused
 from slurm_health.node.rules.drain_note import DrainNote
 from slurm_health.node.rules.finding import Finding, Status, capped, is_worse, joined
@@ -404,30 +404,6 @@ def test_what_a_probe_blames_is_a_kind_of_its_own(component: str) -> None:
 
     assert found is not None
     assert found.component == component
-
-
-@pytest.mark.parametrize(
-    ("evidence", "probability", "strong"),
-    [
-        (("round 1", "round 2"), 0.99, True),
-        (("round 1",), 1.0, False),
-        (("round 1", "round 1"), 1.0, False),  # the same test, said twice
-        (("round 1", "round 2"), 0.98, False),
-    ],
-)
-def test_an_accusation_that_stands_alone_brings_two_tests(
-    evidence: tuple[str, ...], probability: float, strong: bool
-) -> None:
-    accused = Accusation(
-        node="n1",
-        job=12,
-        component="network",
-        reason="x",
-        probability=probability,
-        evidence=evidence,
-    )
-
-    assert accused.strong is strong
 
 
 # --- patterns of node names -----------------------------------------------------------------------
