@@ -80,8 +80,6 @@ class Filesystem(Check, frozen=True, kw_only=True):
     # Less is a node fault.
     min_total_gib: NotNegative = 0.0
     # Less is a user fault.
-    min_available_gib: NotNegative = 0.0
-    # Less is a user fault.
     min_available_percent: Percent = 0.0
     # Less is a user fault.
     min_free_inodes_percent: Percent = 0.0
@@ -136,8 +134,6 @@ class Filesystem(Check, frozen=True, kw_only=True):
         gib = round(state.available_bytes / _GIB, 2)
         percent = _percent(state.available_bytes, state.total_bytes)
         yield passed("", available_gib=gib, available_percent=percent)
-        if gib < self.min_available_gib:
-            yield full(f"{self.path} has {gib:g} GiB left, limit {self.min_available_gib:g}")
         if percent < self.min_available_percent:
             yield full(
                 f"{self.path} has {percent:g} % left, limit {self.min_available_percent:g} %"

@@ -77,8 +77,6 @@ class Swap(Check, frozen=True, kw_only=True):
 
     # Less is a fault.
     min_total_gib: NotNegative = 0.0
-    # More is a fault; 0: there should be none.
-    max_total_gib: NotNegative | None = None
     # More is a user fault.
     max_used_percent: Percent = 50.0
 
@@ -89,8 +87,6 @@ class Swap(Check, frozen=True, kw_only=True):
         total_gib = round(total_kib / _KIB_PER_GIB, 2)
         if total_gib < self.min_total_gib:
             return node_fault(f"{total_gib:g} GiB of swap, limit {self.min_total_gib:g}")
-        if self.max_total_gib is not None and total_gib > self.max_total_gib:
-            return node_fault(f"{total_gib:g} GiB of swap, at most {self.max_total_gib:g} allowed")
         used = 100 * (1 - free_kib / total_kib) if total_kib else 0.0
         if used > self.max_used_percent:
             text = f"{used:.0f} % of swap in use, limit {self.max_used_percent:g}"

@@ -66,24 +66,18 @@ class Load(Check, frozen=True, kw_only=True):
     SEVERITY = Status.WARN
     CONTEXTS = ("prolog",)
 
-    # Not judged unless set.
-    max_per_cpu_1min: NotNegative | None = None
-    # More is a warning.
-    max_per_cpu_5min: NotNegative | None = 2.0
-    # Not judged unless set.
-    max_per_cpu_15min: NotNegative | None = None
+    # Over five minutes; more is a warning.
+    max_per_cpu: NotNegative = 2.0
 
     def measure(self, machine: CheckContext) -> Finding:
-        """Read /proc/loadavg, and compare the averages that have a limit."""
-        words = machine.read("/proc/loadavg").split()
+        """Read /proc/loadavg."""
+        load = float(machine.read("/proc/loadavg").split()[1])
         cpus = count_cpus(machine.read("/sys/devices/system/cpu/online"))
-        limits = (self.max_per_cpu_1min, self.max_per_cpu_5min, self.max_per_cpu_15min)
-        for minutes, word, limit in zip((1, 5, 15), words, limits, strict=False):
-            load = float(word)
-            if limit is not None and load / cpus > limit:
-                text = f"load {load:g} over {minutes} min on {cpus} CPUs, limit {limit:g} per CPU"
-                return warned(text, load=load)
-        return passed(f"load {words[0]}", load=float(words[0]))
+        text = f"load {load:g} over 5 min"
+        if load / cpus > self.max_per_cpu:
+            limit = f"limit {self.max_per_cpu:g} per CPU"
+            return warned(f"{text} on {cpus} CPUs, {limit}", load=load)
+        return passed(text, load=load)
 
 
 def count_cpus(ranges: str) -> int:

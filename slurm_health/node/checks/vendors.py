@@ -15,7 +15,6 @@ from slurm_health.node.checks.check import (
     CheckContext,
     Count,
     NotApplicable,
-    NotNegative,
     Weight,
 )
 from slurm_health.node.checks.external import ProgramRun, run_program
@@ -108,6 +107,7 @@ def amd_gpus(metrics: Iterable[Record]) -> set[str]:
 # --- NVMe drives ---------------------------------------------------------------------------------
 
 _NVME = "/sys/class/nvme"
+_LIFE = 100.0  # percent of the writes that the maker promises
 # Bits of the critical warning (NVM Express base specification 2.0, figure 207).
 _CRITICAL: dict[int, tuple[Callable[[str], Finding], str]] = {
     0x04: (node_fault, "its reliability is degraded"),
@@ -122,7 +122,8 @@ class Nvme(Check, frozen=True, kw_only=True):
     """Local NVMe drives, by /sys and `nvme smart-log`.
 
     A drive that the kernel has given up, that is read-only or calls itself degraded is a node
-    fault. Used-up spare blocks and heat are warnings.
+    fault. Used-up spare blocks, wear, heat, and blocks that could not be read since the last run
+    are warnings.
     """
 
     COMPONENTS = ("node", "storage")
@@ -132,10 +133,6 @@ class Nvme(Check, frozen=True, kw_only=True):
     program: str = "nvme"
     # Fewer is a node fault; 0: not judged.
     count: Count = 0
-    # Of the life that the maker promises; more is a warning.
-    max_used_percent: NotNegative = 100.0
-    # Blocks that could not be read back, since the last run on this node; more is a warning.
-    max_media_errors: Count = 0
 
     def measure(self, machine: CheckContext) -> Finding:
         """Read /sys/class/nvme, and the health log of every drive."""
@@ -156,7 +153,7 @@ class Nvme(Check, frozen=True, kw_only=True):
         before = history[-1][1] if history else errors
         for name, count in errors.items():
             lost = count - before.get(name, count)
-            if lost > self.max_media_errors:
+            if lost > 0:
                 text = f"{name}: {counted(lost, 'block')} could not be read since the last check"
                 parts.append(warned(text, media_errors=lost))
         return joined(parts, well=f"{number} healthy")
@@ -184,9 +181,8 @@ class Nvme(Check, frozen=True, kw_only=True):
         for bit, (judged, text) in _CRITICAL.items():
             if int(warning) & bit:
                 yield judged(f"{name}: {text}")
-        limit = self.max_used_percent
-        words = f"{name}: {{percent_used}} % of its life are used, limit {limit:g}"
-        worn = Row({}, "warn", words, above=("percent_used", limit - 1))
+        words = f"{name}: {{percent_used}} % of its life are used, limit {_LIFE:g}"
+        worn = Row({}, "warn", words, above=("percent_used", _LIFE - 1))
         yield from list(judge(records, [worn]))[:1]
         for record in records:
             if (count := record.get("media_errors", "")).isdecimal():
@@ -227,6 +223,7 @@ _MEMORY_WINDOW_S = 86_400.0
 class Bmc(Check, frozen=True, kw_only=True):
     """Fans, power supplies, and memory events of the last day, by `ipmitool` over /dev/ipmi0.
 
+    A fan beyond its critical threshold, and a supply that failed or lost its input, are warnings.
     A node that was drained for a memory event comes back after a day.
     """
 
@@ -236,10 +233,6 @@ class Bmc(Check, frozen=True, kw_only=True):
 
     # Name or path.
     program: str = "ipmitool"
-    # A sensor beyond its critical threshold.
-    fans: Weight = "warn"
-    # A supply that failed or lost its input, or lost redundancy.
-    power: Weight = "warn"
     # An uncorrectable error, a parity error or a disabled module in the log's last 100 entries.
     memory: Weight = "fault"
 
@@ -258,10 +251,10 @@ class Bmc(Check, frozen=True, kw_only=True):
         beyond = "{sensor}: {reading} (beyond its critical threshold)"
         rows = [
             row
-            for weight, entity in ((self.fans, _FANS), (self.power, _POWER))
+            for entity in (_FANS, _POWER)
             for row in (
-                Row({"entity": entity, "status": _BEYOND}, weight, beyond),
-                Row({"entity": entity, "reading": _BROKEN}, weight, "{sensor}: {reading}"),
+                Row({"entity": entity, "status": _BEYOND}, "warn", beyond),
+                Row({"entity": entity, "reading": _BROKEN}, "warn", "{sensor}: {reading}"),
             )
         ]
         of_memory = {"sensor": "Memory.*", "state": "Asserted"}

@@ -19,7 +19,7 @@ from slurm_health.node.checks.cpu_speed import sample_cpus
 from slurm_health.node.checks.external import is_there, run_program
 from slurm_health.node.checks.filesystem import read_mounts
 from slurm_health.node.checks.memory import read_meminfo
-from slurm_health.node.checks.network import is_compared, read_ports
+from slurm_health.node.checks.network import read_ports
 from slurm_health.node.checks.rows import records_of
 from slurm_health.node.checks.tasks import Daemon, count_cpus
 from slurm_health.node.checks.vendors import amd_gpus, local_drives
@@ -173,15 +173,20 @@ def _network(context: CheckContext) -> Iterator[Table]:
         keys = {"check": "ethernet", "interface": name, "min_speed_mbit": speed}
         yield f"ethernet-{name}", keys
     ports = read_ports(context)
-    # Adapters of storage are often slower than those of the GPUs.
-    rates = {
-        name: port.rate_gbit_per_s
-        for name, port in sorted(ports.items())
-        if port.state == "ACTIVE" and is_compared(name, ports)
-    }
-    if rates:
-        known = {name: rate for name, rate in rates.items() if rate}
-        yield "infiniband", {"ports": list(rates), "rates": known}
+    # Adapters of storage are often slower than those of the GPUs. Where there is InfiniBand, an
+    # Ethernet port beside it has another use, and a bond of Ethernet ports is a device of its own.
+    has_infiniband = any(not port.is_ethernet for port in ports.values())
+    by_rate: dict[float, list[str]] = {}
+    for name, port in sorted(ports.items()):
+        is_used = not port.is_ethernet or not (has_infiniband or "bond" in name)
+        if port.state == "ACTIVE" and is_used:
+            by_rate.setdefault(port.rate_gbit_per_s or 0.0, []).append(name)
+    for number, (rate, names) in enumerate(sorted(by_rate.items(), reverse=True)):
+        keys = {"ports": names, "min_rate_gbit_per_s": rate}
+        if number:
+            yield f"infiniband-{rate:g}", {"check": "infiniband", **keys}
+        else:
+            yield "infiniband", keys
 
 
 def _gpus(context: CheckContext) -> Iterator[Table]:

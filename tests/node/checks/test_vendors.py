@@ -143,14 +143,12 @@ def test_a_board_that_is_well_passes_with_an_empty_slot_for_a_fan(tmp_path: Path
         ("Fully Redundant", "Redundancy Lost", "PS Redundancy: Redundancy Lost"),
     ],
 )
-def test_a_fan_or_a_power_supply_that_failed_is_a_warning_and_a_fault_where_the_site_says_so(
+def test_a_fan_or_a_power_supply_that_failed_is_a_warning(
     tmp_path: Path, old: str, new: str, said: str
 ) -> None:
     found = ask_bmc(tmp_path, Bmc(), SENSORS.replace(old, new))
-    strict = ask_bmc(tmp_path, Bmc(fans="fault", power="fault"), SENSORS.replace(old, new))
-    ignored = ask_bmc(tmp_path, Bmc(fans="ignore", power="ignore"), SENSORS.replace(old, new))
 
-    assert (found.status, strict.status, ignored.status) == (WARN, NODE, Status.PASS)
+    assert found.status is WARN
     assert said in found.text
 
 
