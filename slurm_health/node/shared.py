@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -20,8 +20,9 @@ from slurm_health.node.rules.breaker import DrainLedger
 from slurm_health.node.rules.settings import Breaker
 from slurm_health.node.site import Site
 from slurm_health.node.store import SharedStore, StoreDamaged, StoreForRoot, StoreUnusable
-from slurm_health.records.decoding import from_msgpack
+from slurm_health.records.decoding import from_json, from_msgpack
 from slurm_health.system.killable import Answered, Broke, Hung, Stuck, run_guarded
+from slurm_health.system.private_files import publish
 from slurm_health.system.site_file import others_can_write
 
 __all__ = ["StoreDamaged", "StoreForRoot", "StoreSilent", "StoreUnusable"]
@@ -137,6 +138,46 @@ def clear_ledger(site: Site) -> None:
         )
 
     in_child(site, work, type(None))
+
+
+class NodeFiles(Generic[A]):
+    """A value of every node, as the files `NAME/NODE.json` of the shared directory.
+
+    A node replaces its own alone, so that no lock is needed.
+    """
+
+    def __init__(self, name: str, kind: type[A]) -> None:
+        self._name = name
+        self._kind = kind
+
+    def save(self, settings: Breaker, node: str, value: A) -> None:
+        """Replace the value of a node; hooks call it in a child.
+
+        Raises:
+            StoreUnusable: the shared directory cannot be used.
+            OSError: the file cannot be written.
+        """
+        place = directory(settings) / self._name
+        place.mkdir(mode=0o755, exist_ok=True)
+        publish(place / f"{node}.json", msgspec.json.encode(value))
+
+    def load(self, settings: Breaker) -> dict[str, A]:
+        """Return the values by node, without those that cannot be read."""
+        values = {}
+        for path in self._paths(settings):
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                values[path.stem] = from_json(path.read_bytes(), self._kind)
+        return values
+
+    def delete_others(self, settings: Breaker, nodes: Collection[str]) -> None:
+        """Delete the values of all nodes but these, if this user may."""
+        with contextlib.suppress(OSError):
+            for path in self._paths(settings):
+                if path.stem not in nodes:
+                    path.unlink()
+
+    def _paths(self, settings: Breaker) -> Iterator[Path]:
+        return Path(settings.directory or "/nowhere", self._name).glob("*.json")
 
 
 def claim_look(place: Path, node: str, now_s: float) -> tuple[bool, bytes]:

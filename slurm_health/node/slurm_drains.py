@@ -44,7 +44,8 @@ from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import CompletingJob, Node
 from slurm_health.system.telemetry import send_line
 
-_RECORDS = "slurm"  # in the shared directory, a file per node
+# The nodes' own records, where `nodes` and other nodes read them.
+RECORDS = shared.NodeFiles("slurm", SlurmDrain)
 _KEPT_S = 86_400.0
 # slurmd's own words about a job.
 _TELLING = re.compile(r"(?:pro|epi)log failed|rc:\d|slurm_rc =|NOT ENDING|No space|required plugin")
@@ -337,23 +338,11 @@ def _share(site: Site, record: SlurmDrain) -> None:
     """Put a record where `nodes` and other nodes read it, in a child; a failure loses it."""
 
     def work() -> bytes:
-        directory = shared.directory(site.breaker) / _RECORDS
-        directory.mkdir(mode=0o755, exist_ok=True)
-        publish(directory / f"{record.node}.json", msgspec.json.encode(record))
+        RECORDS.save(site.breaker, record.node, record)
         return b""
 
     if site.breaker.directory:
         run_guarded(site.state, shared.STUCK, work, _READ_S)
-
-
-def read_records(site: Site | None) -> dict[str, SlurmDrain]:
-    """Return the nodes' own records, by name."""
-    records = {}
-    if site is not None and site.breaker.directory:
-        for path in Path(site.breaker.directory, _RECORDS).glob("*.json"):
-            with contextlib.suppress(OSError, msgspec.DecodeError):
-                records[path.stem] = from_json(path.read_bytes(), SlurmDrain)
-    return records
 
 
 def drains_of(
@@ -402,7 +391,7 @@ def _others(site: Site, node: str, controller: Client) -> Iterator[SlurmDrain]:
     Raises:
         SlurmError: Slurm cannot be asked.
     """
-    records = read_records(site)
+    records = RECORDS.load(site.breaker)
     yield from drains_of(controller.nodes(), (), records, 0.0)
     yield from (one for one in records.values() if one.node != node and one.reason)
 
@@ -422,7 +411,7 @@ def look_at_all(
     nodes = controller.nodes()
     is_completing = any("COMPLETING" in node.states for node in nodes.values())
     completing = controller.completing() if is_completing else []
-    records = read_records(site)
+    records = RECORDS.load(site.breaker)
     drains = drains_of(nodes, completing, records, now_s)
     path = shared.directory(site.breaker) / shared.SLURM_LIST
     notified: dict[str, float] = {}
@@ -440,7 +429,8 @@ def look_at_all(
         if group.key not in notified:
             notify.send(site, event)
         notified[group.key] = now_s
-    for name, after in culprits_of(drains, records, now_s).items():
+    known = (*records.values(), *drains)
+    for name, after in rules.culprits(known, now_s, shared.user_name).items():
         if name not in notified:
             _report_culprit(site, name, after, now_s, environ)
         notified[name] = now_s
@@ -490,13 +480,6 @@ def groups_of(
         )
         for key, several in waves.items()
     ]
-
-
-def culprits_of(
-    drains: Sequence[SlurmDrain], records: Mapping[str, SlurmDrain], now_s: float
-) -> dict[str, tuple[SlurmDrain, ...]]:
-    """Return the jobs, arrays and users that cost several nodes today."""
-    return rules.culprits((*records.values(), *drains), now_s, shared.user_name)
 
 
 def _report_culprit(

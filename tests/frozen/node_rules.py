@@ -128,7 +128,7 @@ def _breaker() -> Iterator[tuple[str, object]]:
                 ours={},
                 racks={leaf: each for leaf, each in below.items() if node in each} if racks else {},
             )
-            allowed = isinstance(result, breaker.DrainAllowed)
+            allowed = not result.why_not
             trips = len(result.ledger.trips) > len(ledger.trips)
             said += "d" if allowed else "T" if trips else "r"
             ledger = result.ledger

@@ -126,13 +126,15 @@ class Hook:
     def sync_drain(self) -> bool:
         """Compare our drain of this node with Slurm; return whether an administrator lifted it.
 
-        A drain whose note was edited belongs to its editor: its record is deleted.
+        The record of a drain that was lifted is deleted, and so is one with another note by now:
+        that drain is its editor's. If Slurm itself has overwritten the note, the record waits: both
+        causes must be gone. Lifting it means that the node is repaired, so records of the past,
+        such as the kernel's log, count from now on.
         """
         from slurm_health.node import state
 
         directory = self.site.state
-        kept = state.load_record(directory, self.node)
-        if kept is None:
+        if state.load_record(directory, self.node) is None:
             if (other := state.load_record(directory)) is not None:
                 self.log.warning(
                     f"{directory} holds the drain of {other.node}: every node needs its own"
@@ -140,22 +142,27 @@ class Hook:
                 )
             return False
         from slurm_health.node import drain, notify
+        from slurm_health.node.rules import drain_note, slurm_reasons
         from slurm_health.node.store import StoreUnusable
 
         try:
-            now = drain.sync_with_slurm(
-                directory, self.node, self.controller(), self.context.boot_time()
-            )
+            with state.drain_lock(directory, state.AGAIN_LIMIT_S):
+                kept = state.load_record(directory, self.node)
+                if kept is None:
+                    return False
+                self.slurm_node = now = self.controller().node(self.node)
+                if now.out_of_pool:
+                    self.held_by = f"{now.state}: {now.reason or '(no reason)'}"
+                    reason = drain_note.unsigned(now.reason)
+                    if reason != kept.reason and slurm_reasons.kind_of(reason) is None:
+                        state.delete_record(directory)
+                        self.log.info(f"another process changed the drain: {self.held_by}")
+                    return False
+                if kept.confirmed:
+                    state.save_return(directory, self.context.boot_time())
+                state.delete_record(directory)
         except (SlurmError, StoreUnusable) as err:
             self.log.warning(f"could not query Slurm: {err}")
-            return False
-        if now is None:
-            return False
-        self.slurm_node = now
-        if now.out_of_pool:
-            self.held_by = f"{now.state}: {now.reason or '(no reason)'}"
-            if state.load_record(directory, self.node) is None:
-                self.log.info(f"another process changed the drain: {self.held_by}")
             return False
         drain.count_return(self.site, self.node)
         if not kept.confirmed:  # recorded before the attempt, and never drained
