@@ -45,11 +45,11 @@ BOTH = {
     "self": f'check = "daemon"\nname = "{_NAME}"\nseverity = "warn"',
 }
 _MORE = {
-    "zombies": "",
+    "shells": 'check = "file"\npath = "/etc/shells"',
     "uninterruptible": "",
     "clocksource": "",
     "clock": "synchronised = false",
-    "hugepages": "",
+    "profile": 'check = "file"\npath = "/etc/profile"',
     "kernel-log": 'fault = ["^no such line"]\nwarn = []',
 }
 NHC_CHECKS = """\

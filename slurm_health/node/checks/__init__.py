@@ -7,7 +7,7 @@ finding.
     check        what a check is, and the built-in ones, which are loaded when a site uses them
     memory       RAM, swap, memory errors, huge pages
     filesystem   mounted, of the right type, writable, not full, not hung
-    tasks        load, zombies, stuck processes, leftovers of a job, daemons and units
+    tasks        load, stuck processes, leftovers of a job, daemons
     watches      jobs whose watch has died
     clock        clock, clock source, processors online
     cpu_speed    how fast the processors are

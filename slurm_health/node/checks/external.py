@@ -122,7 +122,8 @@ class Command(Check, frozen=True, kw_only=True):
     0 is a pass; a code that no key names, a signal, or a program that cannot run is inconclusive.
     Its first line becomes the reason of a drain, of which `sinfo -R` shows 20 columns. A job's
     comment and extra, among the variables, are text of a user. For a Nagios plugin, set
-    `fault_codes = [2]` and `warn_codes = [1]`.
+    `fault_codes = [2]` and `warn_codes = [1]`; for a systemd unit, `fault_codes = [3, 4]` and
+    `argv = ["systemctl", "is-active", "munge"]`.
     """
 
     COMPONENTS = _ANYTHING

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory: how much there is, swap, errors the memory controller counted, forgotten huge pages."""
+"""Memory: how much there is, swap, errors that the memory controller counted."""
 
 from __future__ import annotations
 
@@ -127,35 +127,3 @@ class Edac(Check, frozen=True, kw_only=True):
             raise Unmeasured(f"{base} has no memory controller: the EDAC driver is not loaded")
         controllers = counted(len(parts), "memory controller")
         return joined(parts, well=f"{controllers} without significant errors")
-
-
-class HugePages(Check, frozen=True, kw_only=True):
-    """Huge pages that an earlier job reserved and did not return."""
-
-    TOGETHER = True
-    SEVERITY = Status.USER_FAULT
-    CONTEXTS = ("prolog", "epilog")
-
-    # More is a user fault.
-    max_reserved_gib: NotNegative = 0.0
-
-    def measure(self, machine: CheckContext) -> Finding:
-        """Add /sys/kernel/mm/hugepages up: more than the site's own reserve was left by a job."""
-        base = "/sys/kernel/mm/hugepages"
-        sizes = [
-            size
-            for name in machine.entries(base)
-            if (size := name.removeprefix("hugepages-").removesuffix("kB")).isdigit()
-        ]
-        if not sizes:
-            raise Unmeasured(f"{base} lists no page sizes")
-        reserved_kib = sum(
-            int(size) * int(machine.read(f"{base}/hugepages-{size}kB/nr_hugepages"))
-            for size in sizes
-        )
-        reserved_gib = round(reserved_kib / _KIB_PER_GIB, 3)
-        text = f"{reserved_gib:g} GiB in huge pages"
-        if reserved_gib > self.max_reserved_gib:
-            text = f"{text}, limit {self.max_reserved_gib:g}"
-            return user_fault(text, reserved_gib=reserved_gib)
-        return passed(text, reserved_gib=reserved_gib)

@@ -11,9 +11,9 @@ from slurm_health.node.checks.clock import Clock, ClockSource, ClockState, Cpus,
 from slurm_health.node.checks.external import File
 from slurm_health.node.checks.filesystem import Filesystem
 from slurm_health.node.checks.kernel_log import KernelLog
-from slurm_health.node.checks.memory import Edac, HugePages, Memory, Swap
+from slurm_health.node.checks.memory import Edac, Memory, Swap
 from slurm_health.node.checks.network import Ethernet, InfiniBand
-from slurm_health.node.checks.tasks import Daemon, Load, Uninterruptible, Unit, Zombies
+from slurm_health.node.checks.tasks import Daemon, Load, Uninterruptible
 from slurm_health.node.rules.finding import Status, capped
 from tests.node.checks.conftest import IB, find_out, process
 from tests.support.sites import tree
@@ -21,17 +21,14 @@ from tests.support.sites import tree
 NODE, USER = Status.NODE_FAULT, Status.USER_FAULT
 EDAC = "/sys/devices/system/edac/mc/mc0"
 CLOCK = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
-PAGES = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
 NET, IB_0 = "/sys/class/net/eth0", IB.format(n=0)
 
 HEALTHY: list[Check] = [
     Memory(min_total_gib=490, min_available_gib=100),
     Swap(min_total_gib=7),
     Edac(),
-    HugePages(),
     Filesystem(path="/scratch", fstype="ext4", writable=True),
     Load(),
-    Zombies(),
     Uninterruptible(),
     Daemon(name="munged"),
     ClockSource(),
@@ -61,12 +58,10 @@ FAULTS: list[tuple[Check, dict[str, str], Status, str]] = [
     (Swap(min_total_gib=16), {}, Status.WARN, "8 GiB of swap, limit 16"),
     (Edac(), {f"{EDAC}/ue_count": "1\n"}, NODE, "1 uncorrected memory error on mc0, limit 0"),
     (Edac(), {f"{EDAC}/ce_count": "5000\n"}, Status.WARN, "5000 corrected memory errors on mc0"),
-    (HugePages(), {PAGES: "1024\n"}, USER, "2 GiB in huge pages, limit 0"),
     (Filesystem(path="/gone"), {}, NODE, "/gone is not mounted"),
     (Filesystem(path="/scratch", fstype="xfs"), {}, NODE, "is ext4, expected xfs"),
     (Filesystem(path="/scratch", writable=True), RO_MOUNTS, NODE, "/scratch is mounted read-only"),
     (Load(), {"/proc/loadavg": "900 800 700 1/900 1\n"}, Status.WARN, "load 800 over 5 min"),
-    (Zombies(max_count=0), process(9, "dead", "Z"), Status.WARN, "1 zombie, limit 0: dead(9)"),
     (Uninterruptible(max_count=0), process(9, "ls", "D"), Status.WARN, "limit 0: ls(9)"),
     (Daemon(name="chronyd"), {}, NODE, "no process chronyd of a system account"),
     (ClockSource(), {CLOCK: "hpet\n"}, NODE, "clock source hpet"),
@@ -228,17 +223,3 @@ def test_a_clock_nobody_disciplines_warns() -> None:
     assert capped(found, Clock.SEVERITY).status is Status.WARN
     off = Clock().judge(ClockState(synchronised=True, offset_ms=-2500))
     assert "-2500 ms off, limit 100" in off.text
-
-
-@pytest.mark.parametrize(
-    ("load", "active", "status"),
-    [
-        ("loaded", "active", Status.PASS),
-        ("loaded", "failed", NODE),
-        ("loaded", "activating", Status.WARN),
-        ("not-found", "inactive", NODE),
-    ],
-)
-def test_a_unit_is_judged_by_its_state(load: str, active: str, status: Status) -> None:
-    found = Unit(unit="chronyd.service").judge({"LoadState": load, "ActiveState": active})
-    assert found.status is status
