@@ -3,8 +3,7 @@
 
 A check is a struct whose fields are the settings a site may write in its table of the config file.
 `measure` measures the machine, in a child process that can be killed, and returns a finding. A
-check is added in one file and named in `BUILT_IN`, or by another distribution through the entry
-point `slurm_health.checks`.
+check is added in one file and named in `BUILT_IN`; a site's own is a `command`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import msgspec
 
 from slurm_health.node.rules.finding import Finding, Status
 from slurm_health.records.decoding import from_json
-from slurm_health.records.errors import Unmeasured as Unmeasured  # for checks of other packages
+from slurm_health.records.errors import Unmeasured
 
 if TYPE_CHECKING:
     from slurm_health.node.rules.recovery import BootTime
@@ -287,32 +286,8 @@ BUILT_IN: dict[str, str] = {
 }
 
 
-class UnknownCheck(LookupError):
-    """There is no check of that name; `known` are the names of all checks."""
-
-    def __init__(self, name: str, known: tuple[str, ...]) -> None:
-        self.known = known
-        super().__init__(f"no check is called {name}")
-
-
-def find_check(name: str) -> type[Check]:
-    """Return the check of that name.
-
-    Raises:
-        UnknownCheck: neither built in nor from an installed distribution.
-        ImportError, AttributeError, TypeError: a distribution's check cannot be loaded.
-    """
-    place = BUILT_IN.get(name)
-    if place is None:
-        # Slow to load, and needed only if a site uses a check that is not ours.
-        from importlib.metadata import entry_points
-
-        points = {point.name: point.value for point in entry_points(group="slurm_health.checks")}
-        if name not in points:
-            raise UnknownCheck(name, (*BUILT_IN, *points))
-        place = points[name]
-    module, _, attribute = place.partition(":")
-    kind: object = getattr(importlib.import_module(module), attribute)
-    if not (isinstance(kind, type) and issubclass(kind, Check)):
-        raise TypeError(f"{name} is registered as a check and is none")
+def check_type(name: str) -> type[Check]:
+    """Return the check of that name, of `BUILT_IN`."""
+    module, _, attribute = BUILT_IN[name].partition(":")
+    kind: type[Check] = getattr(importlib.import_module(module), attribute)
     return kind

@@ -21,7 +21,6 @@ from slurm_health.node.checks.check import (
     Check,
     CheckContext,
     NotNegative,
-    Unmeasured,
     require_patterns,
 )
 from slurm_health.node.rules.finding import (
@@ -33,6 +32,7 @@ from slurm_health.node.rules.finding import (
     user_fault,
     warned,
 )
+from slurm_health.records.errors import Unmeasured
 from slurm_health.system import SYSTEM_PATH
 
 OUTPUT_BYTES = 4 << 20

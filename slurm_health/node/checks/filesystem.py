@@ -19,7 +19,6 @@ from slurm_health.node.checks.check import (
     NotApplicable,
     NotNegative,
     Percent,
-    Unmeasured,
 )
 from slurm_health.node.checks.external import ProgramRun, run_program
 from slurm_health.node.rules.finding import (
@@ -31,6 +30,7 @@ from slurm_health.node.rules.finding import (
     user_fault,
     warned,
 )
+from slurm_health.records.errors import Unmeasured
 from slurm_health.records.text import one_line
 from slurm_health.system.proc import Mount, mount_of, mounts_in
 

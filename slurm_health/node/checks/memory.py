@@ -9,7 +9,6 @@ from slurm_health.node.checks.check import (
     Count,
     NotNegative,
     Percent,
-    Unmeasured,
 )
 from slurm_health.node.rules.finding import (
     Finding,
@@ -20,6 +19,7 @@ from slurm_health.node.rules.finding import (
     user_fault,
     warned,
 )
+from slurm_health.records.errors import Unmeasured
 from slurm_health.records.text import counted
 
 _KIB_PER_GIB = 1 << 20

@@ -17,10 +17,10 @@ from slurm_health.node.checks.check import (
     Count,
     NotApplicable,
     NotNegative,
-    Unmeasured,
     first_few,
 )
 from slurm_health.node.rules.finding import Finding, Status, node_fault, passed, user_fault, warned
+from slurm_health.records.errors import Unmeasured
 from slurm_health.system.proc import Stat, parse_stat
 
 PROCESSES = "processes"
