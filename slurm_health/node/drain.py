@@ -397,14 +397,8 @@ class _Draining:
         return f" (no record in {self._state}: it will not be released by itself)"
 
     def _send(self, kind: EventKind, text: str) -> None:
-        event = NodeEvent(
-            kind=kind,
-            node=self._node,
-            time_s=self._now_s,
-            text=text,
-            checks=self._cause.checks,
-            job=self._cause.job,
-        )
+        cause = self._cause
+        event = NodeEvent(kind, self._node, self._now_s, text, checks=cause.checks, job=cause.job)
         notify.send(self._site, event)
 
 
@@ -475,13 +469,8 @@ def release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
     after = ", ".join(kept.retest) or "the test of [repair]"
     passes = f"{kept.passes} {'pass' if kept.passes == 1 else 'passes'} of "
     text = f"released after {passes if kept.retest else ''}{after}"
-    released = NodeEvent(
-        kind=EventKind.RELEASED,
-        node=kept.node,
-        time_s=max(kept.passed_s, kept.time_s),
-        text=text,
-        checks=kept.retest,
-    )
+    time_s = max(kept.passed_s, kept.time_s)
+    released = NodeEvent(EventKind.RELEASED, kept.node, time_s, text, checks=kept.retest)
     notify.send(site, released)
     return text
 

@@ -259,9 +259,7 @@ class Watch:
             return str(err)
         gone = "; ".join(process.text for process in record.held)
         text = f"{record.reason} of {record.since} is over" + (f": gone: {gone}" if gone else "")
-        event = NodeEvent(
-            kind=EventKind.RELEASED, node=self._node, time_s=self._now_s, text=text, job=record.job
-        )
+        event = NodeEvent(EventKind.RELEASED, self._node, self._now_s, text, job=record.job)
         notify.send(site, event)
         return ""
 
@@ -419,15 +417,9 @@ def look_at_all(
         notified = from_json(path.read_bytes(), SlurmList).notified
     notified = {name: at_s for name, at_s in notified.items() if abs(now_s - at_s) < _KEPT_S}
     for group in groups_of(site, drains, records, now_s):
-        event = NodeEvent(
-            kind=EventKind.SLURM_DRAINED,
-            node=group.nodes,
-            time_s=now_s,
-            text=group.text,
-            job=group.drains[0].job,
-        )
         if group.key not in notified:
-            notify.send(site, event)
+            kind, job = EventKind.SLURM_DRAINED, group.drains[0].job
+            notify.send(site, NodeEvent(kind, group.nodes, now_s, group.text, job=job))
         notified[group.key] = now_s
     known = (*records.values(), *drains)
     for name, after in rules.culprits(known, now_s, shared.user_name).items():
@@ -498,17 +490,9 @@ def _report_culprit(
         if last.array:
             of_job["SLURM_ARRAY_JOB_ID"] = str(last.array)
         owner.tell("nodes", "nodes were lost as it ended", text, of_job, wait_s=_OWNER_S, user=user)
-    notify.send(
-        site,
-        NodeEvent(
-            kind=EventKind.CULPRIT,
-            node=fold(sorted({drain.node for drain in after})),
-            time_s=now_s,
-            text=text,
-            job=after[0].job,
-            user=user,
-        ),
-    )
+    nodes = fold(sorted({drain.node for drain in after}))
+    event = NodeEvent(EventKind.CULPRIT, nodes, now_s, text, job=after[0].job, user=user)
+    notify.send(site, event)
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -140,9 +140,7 @@ def _report_trouble(hook: Hook) -> None:
         hook.log.warning(f"not notified of the config file: {err}")
         return
     if is_new:
-        event = notify.NodeEvent(
-            kind=notify.EventKind.UNCHECKED, node=hook.node, time_s=now_s, text=trouble
-        )
+        event = notify.NodeEvent(notify.EventKind.UNCHECKED, hook.node, now_s, trouble)
         notify.send(hook.site, event)
 
 
@@ -183,7 +181,8 @@ def _recover(hook: Hook, kept: DrainRecord, *, no_fault: bool) -> None:
     if now is not None and (steps or test) and (due or is_ours):
         repairs, faults = _repairs(hook), [*node_faults(hook.results), *node_faults(results)]
         if due or passed:
-            repairs.end_reboot(kept)
+            with contextlib.suppress(shared.StoreUnusable):  # the next health check saves it
+                repairs.end_last(kept, ())
         elif steps and (faults or not kept.retest):
             repairs.consider(kept, now, faults)
         due = due and repairs.may_return(after, now)

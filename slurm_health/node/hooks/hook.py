@@ -170,10 +170,8 @@ class Hook:
             return False
         text = "it was returned to the pool"
         self.log.info(text)
-        released = notify.NodeEvent(
-            kind=notify.EventKind.RELEASED, node=self.node, time_s=self.context.now_s, text=text
-        )
-        notify.send(self.site, released)
+        kind, now_s = notify.EventKind.RELEASED, self.context.now_s
+        notify.send(self.site, notify.NodeEvent(kind, self.node, now_s, text))
         self.context = _with_return_time(self.context)
         return True
 
