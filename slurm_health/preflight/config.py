@@ -101,15 +101,6 @@ def standings(environ: Mapping[str, str]) -> Path | None:
     return Path(chosen) if chosen else None
 
 
-def verdicts_to_machine_log(environ: Mapping[str, str]) -> bool:
-    """Tell whether the site wants verdicts in the machine's log.
-
-    Raises:
-        ConfigError: the site's file cannot be used.
-    """
-    return _site(environ).table("metrics").get("syslog_json") is True
-
-
 def expectations(environ: Mapping[str, str]) -> dict[str, Expectation]:
     """Return what a healthy device of each known model reaches, with the site's own figures.
 

@@ -82,8 +82,6 @@ class Hook:
             text = f"{self.site.trouble}; the last good settings are used"
             self.results.append(CheckResult(name="config", finding=warned(text)))
         self.log.results(self.results)
-        if self.site.metrics.syslog_json:
-            self.log.verdicts(self.results)
         return self.results
 
     def _expected(self) -> dict[str, str]:

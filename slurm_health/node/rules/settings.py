@@ -156,8 +156,6 @@ class Metrics(_Table, frozen=True, kw_only=True):
 
     # node_exporter's --collector.textfile.directory, where the health check writes a file.
     directory: AbsolutePath | Literal[""] = ""
-    # Also write each check's result to the log, as one line of JSON.
-    syslog_json: bool = False
 
 
 class Notify(_Table, frozen=True, kw_only=True):

@@ -1,30 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of a check: its steps and rounds in the log, what it concluded in the machine's log.
-
-The machine's log gets lines of JSON, and only where the site wants them.
-"""
+"""What the log says of a check: its steps and rounds."""
 
 from __future__ import annotations
 
-import json
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
-
-from msgspec import structs
 
 from slurm_health.records import records
 from slurm_health.records.nodeset import fold
-from slurm_health.records.text import cut, elapsed_text, one_line
-from slurm_health.records.verdict import Level
-from slurm_health.system import telemetry
+from slurm_health.records.text import elapsed_text
 
 log = logging.getLogger(__name__)
 
 # More groups than this are counted, not named, where a round begins.
 SHOWN_GROUPS = 64
-# JSON writes one character as up to six, and a line is cut at 2,000 bytes.
-_LENGTH = 250
 
 
 def log_record(record: records.Record) -> None:
@@ -72,44 +61,3 @@ def end_text(reports: Mapping[str, records.NodeReported], silent: list[str]) -> 
     }
     parts = [elapsed_text(elapsed_s), f"no answer from {fold(silent)}" if silent else ""]
     return "; ".join(part for part in parts if part) or "no node reported"
-
-
-def tell(
-    verdict: records.VerdictReached,
-    started: records.RunStarted,
-    finished: records.JobOutcome,
-    *,
-    to: str = telemetry.LOG_SOCKET,
-) -> None:
-    """Write a line for each bad node, each path that is not well, and the check."""
-    job = {
-        "cluster": one_line(started.cluster),
-        "job": one_line(started.run_id),
-        "user": one_line(started.user),
-        "partition": one_line(started.partition),
-    }
-    for node in verdict.nodes:
-        if node.level in {Level.FAULTY, Level.SLOW}:
-            what = {
-                "node": one_line(node.node),
-                "level": node.level.value,
-                "component": one_line(node.component),
-                "reason": cut(one_line(node.reason), _LENGTH),
-            }
-            _send("warning", {"verdict": "node", **job, **what}, to)
-    for path in verdict.storage:
-        fields = {**structs.asdict(path), "nodes": fold(path.nodes)}
-        what = {name: cut(one_line(value), _LENGTH) for name, value in fields.items()}
-        _send("warning", {"verdict": "storage", **job, **what}, to)
-    levels = Counter(node.level.value for node in verdict.nodes)
-    what = {
-        "disposition": finished.disposition.value,
-        "reason": cut(one_line(finished.reason), _LENGTH),
-        "nodes": cut(fold(node.node for node in verdict.nodes), _LENGTH),
-    }
-    counts = {level.value: levels[level.value] for level in Level}
-    _send("info", {"verdict": "check", **job, **what, **counts}, to)
-
-
-def _send(level: str, document: Mapping[str, object], to: str) -> None:
-    telemetry.send_line(level, f"slurm-health: {json.dumps(document)}", to=to)

@@ -22,7 +22,7 @@ from slurm_health.preflight import config
 from slurm_health.preflight.agent.node_facts import share_devices, visible_devices
 from slurm_health.preflight.expectations import Expectation
 from slurm_health.preflight.localize.settings import USUAL, DeviceKind, LocalizeSettings
-from slurm_health.preflight.master import check_log, priors
+from slurm_health.preflight.master import priors
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.master.job_environment import devices_of_torch
 from slurm_health.preflight.master.launcher import (
@@ -220,10 +220,7 @@ def _check(
 
         # The workers still hold the devices: the job must not start beside them.
         launcher.stop(LEAVE_S + poll_interval_s(len(started.nodes)))
-        before = master.state.finished
         finished = conclude(verdict, master, started, directory, settings, environ)
-        if before is None and config.verdicts_to_machine_log(environ):
-            check_log.tell(verdict, started, finished)
     settings.tell(finished, directory)
     return FinishedCheck(directory=directory, verdict=verdict, finished=finished)
 
