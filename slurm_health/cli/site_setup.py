@@ -23,31 +23,22 @@ from slurm_health.preflight.config import site_file
 from slurm_health.preflight.sbatch.submit import python_flags
 from slurm_health.records.errors import ConfigError, ExitCode, SlurmError
 from slurm_health.system import templates
-from slurm_health.system.processes import ask_python
 from slurm_health.system.slurm import command
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.reads import pyslurm_obstacle
 
-_TORCH_LIMIT_S = 120.0
 _SLURM_LIMIT_S = 30.0
 
 
 @click.command()
 @json_option
 @click.option(
-    "--python",
-    metavar="PATH",
-    default="python3",
-    show_default=True,
-    help="The interpreter that jobs train with.",
-)
-@click.option(
     "--test-notify",
     is_flag=True,
     help="Only send a test event as [notify] says; exit with 1 if it did not arrive.",
 )
 @config_option
-def doctor(as_json: bool, python: str, test_notify: bool, config: str | None) -> int:
+def doctor(as_json: bool, test_notify: bool, config: str | None) -> int:
     """Inspect slurm.conf and this machine, and say what to change.
 
     Changes nothing. Run it as root on a node, where the hooks run; an ordinary user is shown
@@ -80,7 +71,6 @@ def doctor(as_json: bool, python: str, test_notify: bool, config: str | None) ->
     if site is not None and conf:
         place = installing.directory_of(conf)
         advice += installing.advise(place, conf, site.default, lua(site))
-    advice.append(_advise_on_torch(python))
     report = DoctorReport(advice=tuple(advice))
     print_result(report.json() if as_json else report.text(page_here().width))
     return ExitCode.BAD_NODES if report.count(Urgency.CHANGE) else ExitCode.HEALTHY
@@ -122,17 +112,6 @@ def _advise_on_patterns(site: Site | None) -> list[Advice]:
     except SlurmError:
         return []
     return [*machine.unmatched(site, nodes)] if site else []
-
-
-def _advise_on_torch(python: str) -> Advice:
-    try:
-        ended = ask_python(
-            python, machine.TORCH_QUESTION, environ=dict(os.environ), deadline_s=_TORCH_LIMIT_S
-        )
-    except (OSError, TimeoutError):
-        text = f"{python} cannot be asked for torch: it is not on the PATH, or does not answer"
-        return look(text, "slurm-health doctor --python PATH, with the one that jobs train with")
-    return machine.torch_advice(ended.stdout.decode(errors="replace"), ended.returncode, python)
 
 
 @click.group()

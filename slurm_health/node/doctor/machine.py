@@ -33,10 +33,6 @@ _LOCAL_TYPES = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay"}
 )
 _HERE = CheckContext()
-TORCH_QUESTION = (
-    "import torch; n = torch.cuda.nccl.version() if torch.cuda.is_available() else 'none';"
-    "print('torch', torch.__version__, 'CUDA', torch.version.cuda, 'NCCL', n)"
-)
 
 
 def advise_machine(site: Site, cluster: str, place: CheckContext = _HERE) -> list[Advice]:
@@ -307,11 +303,3 @@ def reads_advice(obstacle: str) -> Advice:
     if "not installed" in obstacle:
         return fine(text)
     return look(text, "nothing, if that is intended")
-
-
-def torch_advice(output: str, code: int, python: str) -> Advice:
-    """Return advice on an interpreter's torch, from the answer to `TORCH_QUESTION`."""
-    if code != 0:
-        text = f"{python} has no torch: light probes check a job with it, without GPUs and NCCL"
-        return look(text, "slurm-health doctor --python PATH, with the one that jobs train with")
-    return fine(f"{python}: {output.strip()}")
