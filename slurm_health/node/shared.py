@@ -31,12 +31,12 @@ A = TypeVar("A")
 
 _LEDGER = "ledger"
 # The name of children that use the shared directory. No check has a name with a space.
-STUCK = "shared directory"
+_STUCK = "shared directory"
 # What Slurm has drained by itself, as the last look at all nodes saw it; and who looks now.
 SLURM_LIST, _LOOK = "slurm.json", "slurm.look"
 LOOK_S = 60.0
 # The time of a change beside the wait for its lock.
-MARGIN_S = 3.0
+_MARGIN_S = 3.0
 
 
 class StoreSilent(StoreUnusable):
@@ -63,15 +63,23 @@ def directory(settings: Breaker) -> Path:
     return path
 
 
-def in_child(site: Site, work: Callable[[], A], kind: type[A]) -> A:
+def in_child(
+    site: Site, work: Callable[[], A], kind: type[A], *, limit_s: float | None = None
+) -> A:
     """Run work on the shared directory in a child; return its answer.
+
+    Args:
+        site: the config file.
+        work: what the child does.
+        kind: the type of the answer, for msgspec.
+        limit_s: timeout; None for the one of work that waits for the lock.
 
     Raises:
         StoreSilent: it did not answer in time.
         StoreUnusable: it could not be done, and why.
     """
-    limit_s = site.timing.lock_s + MARGIN_S
-    match run_guarded(site.state, STUCK, lambda: msgspec.msgpack.encode(work()), limit_s):
+    limit_s = site.timing.lock_s + _MARGIN_S if limit_s is None else limit_s
+    match run_guarded(site.state, _STUCK, lambda: msgspec.msgpack.encode(work()), limit_s):
         case Answered(data=data):
             return from_msgpack(data, kind)
         case Broke(reason=reason):

@@ -335,12 +335,12 @@ def _with_log(site: Site, record: SlurmDrain, controller: Client) -> SlurmDrain:
 def _share(site: Site, record: SlurmDrain) -> None:
     """Put a record where `nodes` and other nodes read it, in a child; a failure loses it."""
 
-    def work() -> bytes:
+    def work() -> None:
         RECORDS.save(site.breaker, record.node, record)
-        return b""
 
     if site.breaker.directory:
-        run_guarded(site.state, shared.STUCK, work, _READ_S)
+        with contextlib.suppress(StoreUnusable):
+            shared.in_child(site, work, type(None), limit_s=_READ_S)
 
 
 def drains_of(

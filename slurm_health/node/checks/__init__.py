@@ -5,7 +5,7 @@
 finding.
 
     check        what a check is, and the built-in ones, which are loaded when a site uses them
-    memory       RAM, swap, memory errors, huge pages
+    memory       RAM, swap, memory errors
     filesystem   mounted, of the right type, writable, not full, not hung
     tasks        load, stuck processes, leftovers of a job, daemons
     watches      jobs whose watch has died

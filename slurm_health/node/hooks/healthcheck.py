@@ -25,9 +25,8 @@ from slurm_health.node.rules.finding import UNWATCHED, WELL, CheckResult, Status
 from slurm_health.node.rules.recovery import DrainRecord, after_test, is_due
 from slurm_health.node.site import Site, keep_last_good
 from slurm_health.node.store import held
-from slurm_health.records.decoding import from_msgpack
 from slurm_health.records.text import counted, cut
-from slurm_health.system.killable import Answered, run_guarded
+from slurm_health.system.killable import run_guarded
 
 if TYPE_CHECKING:
     from slurm_health.node.repair import Repairs
@@ -304,12 +303,11 @@ def save_last_check(site: Site, check: LastCheck) -> tuple[bool, bytes]:
     if not site.breaker.directory:
         return False, b""
 
-    def work() -> bytes:
+    def work() -> tuple[bool, bytes]:
         LAST_CHECKS.save(site.breaker, check.node, check)
-        place = shared.directory(site.breaker)
-        return msgspec.msgpack.encode(shared.claim_look(place, check.node, time.time()))
+        return shared.claim_look(shared.directory(site.breaker), check.node, time.time())
 
-    answer = run_guarded(site.state, shared.STUCK, work, _KEEP_LIMIT_S)
-    if not isinstance(answer, Answered):
+    try:
+        return shared.in_child(site, work, tuple[bool, bytes], limit_s=_KEEP_LIMIT_S)
+    except shared.StoreUnusable:
         return False, b""
-    return from_msgpack(answer.data, tuple[bool, bytes])
