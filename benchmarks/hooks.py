@@ -24,15 +24,8 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
-from slurm_health.node import passes
-from slurm_health.node.hooks.__main__ import frame
-from slurm_health.node.hooks.hook import Hook
-from slurm_health.node.passes import Pass
-from slurm_health.node.site import load
-
 _ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "SLURMD_NODENAME": "bench"}
 _LIMIT_S = 1.0
-_LOOK_UPS = 2000
 _NAME = Path("/proc/self/comm").read_text().strip()  # a process that is there: this one
 
 BOTH = {
@@ -52,11 +45,11 @@ BOTH = {
     "self": f'check = "daemon"\nname = "{_NAME}"\nseverity = "warn"',
 }
 _MORE = {
-    "zombies": "",
+    "shells": 'check = "file"\npath = "/etc/shells"',
     "uninterruptible": "",
     "clocksource": "",
     "clock": "synchronised = false",
-    "hugepages": "",
+    "profile": 'check = "file"\npath = "/etc/profile"',
     "kernel-log": 'fault = ["^no such line"]\nwarn = []',
 }
 NHC_CHECKS = """\
@@ -93,12 +86,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         rows = measure(Path(directory), options.runs, options.nhc)
-        look_up = look_up_ms(Path(directory))
     headers = ("", "quickest ms", "median ms", "slowest ms", "CPU ms", "MB", "target ms")
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors, {options.runs} runs")
     print(tabulate(rows, headers=headers))
-    worst = f"at most {max(look_up):.3f} ms of {_LOOK_UPS} times, target 1 ms"
-    print(f"to find that the node has passed: {statistics.median(look_up):.3f} ms, {worst}")
 
 
 def measure(directory: Path, runs: int, nhc: Path | None) -> list[tuple[object, ...]]:
@@ -117,9 +107,6 @@ def measure(directory: Path, runs: int, nhc: Path | None) -> list[tuple[object, 
         (name, hook_argv(hook, site(directory / str(number), text)), target)
         for number, (name, hook, text, target) in enumerate(ours)
     ]
-    let_off = site(directory / "passed", twenty, passed_min=60)
-    passed_hook(let_off)
-    cases.append(("prolog, 20 checks, passed lately", hook_argv("prolog", let_off), 120))
     if nhc is not None:
         cases.append(("NHC, the same 14", nhc_argv(directory, nhc), ""))
     took: dict[str, list[Run]] = {name: [] for name, _, _ in cases}
@@ -135,37 +122,11 @@ def tables(checks: dict[str, str]) -> str:
     return "".join(f"[checks.{name}]\n{contexts}\n{text}\n" for name, text in checks.items())
 
 
-def look_up_ms(directory: Path) -> list[float]:
-    """Return what it takes a prolog to find that its node has passed lately, of many times."""
-    hook = passed_hook(site(directory / "look-up", tables(BOTH | _MORE), passed_min=60))
-    took_ms = []
-    for _ in range(_LOOK_UPS):
-        began = time.perf_counter()
-        found = hook.has_recent_pass()
-        took_ms.append((time.perf_counter() - began) * 1000)
-        if not found:
-            raise SystemExit("the pass of this node was not found")
-    return took_ms
-
-
-def passed_hook(config: Path) -> Hook:
-    """Return a prolog of a site, on a node that has passed all of its checks."""
-    hook = frame("prolog", load(config), _ENVIRON)
-    began = hook.context.boot_time()
-    if began is None:
-        raise SystemExit("the kernel's clock cannot be read")
-    names = frozenset(each.name for each in hook.site.planned)
-    by = passes.config_fingerprint(hook.site.path)
-    passes.add(hook.site.passes, Pass(hook="prolog", checks=names, began=began, by=by))
-    return hook
-
-
-def site(directory: Path, text: str, passed_min: float = 0) -> Path:
+def site(directory: Path, text: str) -> Path:
     """Write a site's file."""
     directory.mkdir(mode=0o755)
     path = directory / "config.toml"
-    hooks = f'state = "{directory}/state"\n'
-    path.write_text(f"[hooks]\n{hooks}passed_min = {passed_min}\n{text}")
+    path.write_text(f'[hooks]\nstate = "{directory}/state"\n{text}')
     path.chmod(0o644)
     return path
 

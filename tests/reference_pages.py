@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from slurm_health.node.checks.check import BUILT_IN, Check, find_check
+from slurm_health.node.checks.check import BUILT_IN, Check, check_type
 from slurm_health.node.rules import kernel_lines, settings, slurm_reasons
 from slurm_health.node.rules.finding import Status
 from slurm_health.records.errors import ExitCode
@@ -163,7 +163,7 @@ def _default(field: msgspec.inspect.Field) -> str:
 def _checks() -> Iterator[str]:
     """Yield a section for each check."""
     for name in BUILT_IN:
-        check = find_check(name)
+        check = check_type(name)
         yield f"## {name}"
         yield ""
         yield " ".join(inspect.cleandoc(check.__doc__ or "").split())

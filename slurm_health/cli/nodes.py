@@ -74,11 +74,11 @@ def release(config: str | None, names: tuple[str, ...]) -> int:
     first, elsewhere by its last health check.
     """
     from slurm_health.node.hooks import nodes as listing
-    from slurm_health.node.hooks.healthcheck import read_last_checks
+    from slurm_health.node.hooks.healthcheck import LAST_CHECKS
     from slurm_health.node.run import node_name
 
     site = load_site(config)
-    checked, here = read_last_checks(site), node_name(os.environ)
+    checked, here = LAST_CHECKS.load(site.breaker), node_name(os.environ)
     doubts = listing.doubts(site, names, checked, here, check_context("retest", site))
     came = listing.release(site, names, _slurm(), doubts)
     print_result("".join(f"{name}: {text}\n" for name, text in came.items()))

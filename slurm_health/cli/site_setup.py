@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
-import resource
 import sys
 import time
 from collections.abc import Mapping
@@ -25,31 +23,22 @@ from slurm_health.preflight.config import site_file
 from slurm_health.preflight.sbatch.submit import python_flags
 from slurm_health.records.errors import ConfigError, ExitCode, SlurmError
 from slurm_health.system import templates
-from slurm_health.system.processes import ask_python
 from slurm_health.system.slurm import command
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.reads import pyslurm_obstacle
 
-_TORCH_LIMIT_S = 120.0
 _SLURM_LIMIT_S = 30.0
 
 
 @click.command()
 @json_option
 @click.option(
-    "--python",
-    metavar="PATH",
-    default="python3",
-    show_default=True,
-    help="The interpreter that jobs train with.",
-)
-@click.option(
     "--test-notify",
     is_flag=True,
     help="Only send a test event as [notify] says; exit with 1 if it did not arrive.",
 )
 @config_option
-def doctor(as_json: bool, python: str, test_notify: bool, config: str | None) -> int:
+def doctor(as_json: bool, test_notify: bool, config: str | None) -> int:
     """Inspect slurm.conf and this machine, and say what to change.
 
     Changes nothing. Run it as root on a node, where the hooks run; an ordinary user is shown
@@ -75,15 +64,13 @@ def doctor(as_json: bool, python: str, test_notify: bool, config: str | None) ->
     else:
         run = functools.partial(command.run, environ=command.clean_environ(os.environ))
         advice += [machine.reads_advice(pyslurm_obstacle(run)), *slurm_conf.advise(conf, site)]
-        advice += _advise_on_size(site)
+        advice += _advise_on_patterns(site)
     if site is not None:
-        limits_s = slurm_conf.hook_limits_s(conf)
-        advice += machine.advise_machine(site, conf.get("ClusterName", ""), limits_s)
+        advice += machine.advise_machine(site, conf.get("ClusterName", ""))
         advice += [*machine.advise_on_notify(site), *machine.advise_on_repair(site, conf)]
     if site is not None and conf:
         place = installing.directory_of(conf)
         advice += installing.advise(place, conf, site.default, lua(site))
-    advice.append(_advise_on_torch(python))
     report = DoctorReport(advice=tuple(advice))
     print_result(report.json() if as_json else report.text(page_here().width))
     return ExitCode.BAD_NODES if report.count(Urgency.CHANGE) else ExitCode.HEALTHY
@@ -118,27 +105,13 @@ def _slurm_conf() -> Mapping[str, str]:
     return slurm_conf.read_config(command.run(["scontrol", "show", "config"], environ=environ))
 
 
-def _advise_on_size(site: Site | None) -> list[Advice]:
-    """Return what the nodes of this cluster ask for; nothing if they are not known."""
+def _advise_on_patterns(site: Site | None) -> list[Advice]:
+    """Return the patterns that match nothing in this cluster; none if its nodes are not known."""
     try:
-        nodes = Client.for_hook(os.environ, limit_s=_SLURM_LIMIT_S).nodes()
+        nodes = Client.for_hook(os.environ, limit_s=_SLURM_LIMIT_S).nodes() if site else {}
     except SlurmError:
         return []
-    _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = math.inf if open_files == resource.RLIM_INFINITY else open_files
-    patterns = machine.unmatched(site, nodes) if site is not None else ()
-    return [*slurm_conf.advise_on_size(len(nodes), most), *patterns]
-
-
-def _advise_on_torch(python: str) -> Advice:
-    try:
-        ended = ask_python(
-            python, machine.TORCH_QUESTION, environ=dict(os.environ), deadline_s=_TORCH_LIMIT_S
-        )
-    except (OSError, TimeoutError):
-        text = f"{python} cannot be asked for torch: it is not on the PATH, or does not answer"
-        return look(text, "slurm-health doctor --python PATH, with the one that jobs train with")
-    return machine.torch_advice(ended.stdout.decode(errors="replace"), ended.returncode, python)
+    return [*machine.unmatched(site, nodes)] if site else []
 
 
 @click.group()
@@ -243,5 +216,4 @@ def lua(site: Site) -> str:
         python=sys.executable,
         flags=python_flags(os.environ),
         site=site.path,
-        passes=str(site.passes),
     )

@@ -7,7 +7,6 @@ An error of a hook ends in exit code 0: a node that could not be measured stays 
     checks          what the hooks measure on a node, one file per family
     site            the config file as the hooks read it, checks included
     run             chooses checks and runs them in children
-    passes          the recent passes of a node: root writes them, every user may read them
     notify          sends events of a node to a command, or to URLs
     store           values in files: a node's own, and those that all nodes change
     shared          the directory that all nodes share: the breaker's ledger

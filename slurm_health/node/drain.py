@@ -23,13 +23,8 @@ import msgspec
 
 from slurm_health.node import notify, shared
 from slurm_health.node.notify import EventKind, NodeEvent
-from slurm_health.node.rules import breaker, drain_note, slurm_drain, slurm_reasons
-from slurm_health.node.rules.breaker import (
-    DrainAllowed,
-    DrainEntry,
-    DrainLedger,
-    DrainRefused,
-)
+from slurm_health.node.rules import breaker, drain_note, slurm_drain
+from slurm_health.node.rules.breaker import DrainEntry, DrainLedger, Reservation
 from slurm_health.node.rules.drain_note import DrainNote
 from slurm_health.node.rules.recovery import BootTime, DrainRecord
 from slurm_health.node.rules.slurm_drain import SlurmDrain
@@ -41,7 +36,6 @@ from slurm_health.node.state import (
     drain_lock,
     load_record,
     save_record,
-    save_return,
 )
 from slurm_health.records.errors import SlurmCommandError, SlurmError, SlurmTimeoutError
 from slurm_health.records.text import counted
@@ -107,36 +101,6 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     measured: BootTime | None = None
 
 
-def sync_with_slurm(
-    state: Path, name: str, controller: Client, now: BootTime | None
-) -> Node | None:
-    """Return the node in Slurm that we drained; None if there is no drain of ours.
-
-    The record of a drain that an administrator lifted is deleted, and so is one with another note
-    by now: that drain is theirs. If Slurm itself has overwritten the note, the record waits: both
-    causes must be gone. Lifting it means that the node is repaired, so records of the
-    past, such as the kernel's log, count from now on.
-
-    Raises:
-        SlurmError: Slurm cannot be asked.
-        StoreUnusable: another hook holds the lock for too long.
-    """
-    with drain_lock(state, AGAIN_LIMIT_S):
-        kept = load_record(state, name)
-        if kept is None:
-            return None
-        node = controller.node(kept.node)
-        if not node.out_of_pool:
-            if kept.confirmed:
-                save_return(state, now)
-            delete_record(state)
-        elif (reason := drain_note.unsigned(node.reason)) != kept.reason and (
-            slurm_reasons.kind_of(reason) is None
-        ):
-            delete_record(state)
-        return node
-
-
 # --- drain ---------------------------------------------------------------------------------------
 
 
@@ -175,14 +139,6 @@ def drain_node(
         state: where this node keeps what it was drained for; None on another node.
     """
     return _Draining(site, node, cause, controller, now_s, state).run()
-
-
-class _Reserved(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a drain may happen: `why_not` is empty if so. It is the `today`th of a day."""
-
-    why_not: str = ""
-    today: int = 0
-    tripped: bool = False
 
 
 class _Draining:
@@ -285,7 +241,7 @@ class _Draining:
 
     def _decide(
         self, ledger: DrainLedger, nodes: Mapping[str, Node], ours: Mapping[str, Collection[str]]
-    ) -> DrainAllowed | DrainRefused:
+    ) -> Reservation:
         partitions = self._entry.partitions
         members = {
             partition: [node.name for node in nodes.values() if partition in node.partitions]
@@ -301,30 +257,28 @@ class _Draining:
             name_of=shared.user_name,
         )
 
-    def _reserve(self, nodes: Mapping[str, Node]) -> _Reserved:
+    def _reserve(self, nodes: Mapping[str, Node]) -> Reservation:
         """Count a drain before it happens, if it may."""
 
-        def change(ledger: DrainLedger) -> tuple[DrainLedger, _Reserved]:
-            decided = self._decide(ledger, nodes, _drained_by_us(nodes))
-            if isinstance(decided, DrainAllowed):
-                return decided.ledger, _Reserved(today=decided.today)
-            tripped = decided.ledger.trips.keys() != ledger.trips.keys()
-            return decided.ledger, _Reserved(why_not=decided.why, tripped=tripped)
+        def change(ledger: DrainLedger) -> tuple[DrainLedger, Reservation]:
+            reserved = self._decide(ledger, nodes, _drained_by_us(nodes))
+            return reserved.ledger, msgspec.structs.replace(reserved, ledger=DrainLedger())
 
-        return shared.change_ledger(self._site, change, _Reserved)
+        return shared.change_ledger(self._site, change, Reservation)
 
     def _by_slurms_list(
         self, nodes: Mapping[str, Node], ours: Mapping[str, Collection[str]]
-    ) -> _Reserved:
+    ) -> Reservation:
         """Decide by Slurm's list alone, if the filesystem that has the ledger does not answer."""
         alike = self._alike(ours)
         if len(alike) >= _MOST_WITHOUT_LEDGER:
             checks = ", ".join(self._entry.checks)
             why = f"{counted(len(alike), 'other node')} are drained for {checks}"
-            return _Reserved(why_not=f"{why}: a problem of the server, not of this node")
+            why = f"{why}: a problem of the server, not of this node"
+            return Reservation(ledger=DrainLedger(), why_not=why)
         decided = self._decide(DrainLedger(), nodes, ours)
-        why_not = decided.why if isinstance(decided, DrainRefused) else ""
-        return _Reserved(why_not=why_not, today=1)
+        # Without the ledger, no node knows whether another has reported the trip.
+        return msgspec.structs.replace(decided, tripped=False)
 
     def _alike(self, ours: Mapping[str, Collection[str]]) -> list[str]:
         """Return the other nodes that are drained for the same."""
@@ -443,14 +397,8 @@ class _Draining:
         return f" (no record in {self._state}: it will not be released by itself)"
 
     def _send(self, kind: EventKind, text: str) -> None:
-        event = NodeEvent(
-            kind=kind,
-            node=self._node,
-            time_s=self._now_s,
-            text=text,
-            checks=self._cause.checks,
-            job=self._cause.job,
-        )
+        cause = self._cause
+        event = NodeEvent(kind, self._node, self._now_s, text, checks=cause.checks, job=cause.job)
         notify.send(self._site, event)
 
 
@@ -521,13 +469,8 @@ def release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
     after = ", ".join(kept.retest) or "the test of [repair]"
     passes = f"{kept.passes} {'pass' if kept.passes == 1 else 'passes'} of "
     text = f"released after {passes if kept.retest else ''}{after}"
-    released = NodeEvent(
-        kind=EventKind.RELEASED,
-        node=kept.node,
-        time_s=max(kept.passed_s, kept.time_s),
-        text=text,
-        checks=kept.retest,
-    )
+    time_s = max(kept.passed_s, kept.time_s)
+    released = NodeEvent(EventKind.RELEASED, kept.node, time_s, text, checks=kept.retest)
     notify.send(site, released)
     return text
 

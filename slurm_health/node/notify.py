@@ -60,7 +60,7 @@ _WORDS = {
 }
 
 
-class NodeEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class NodeEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     """One event of a node. `evidence`: the facts that an administrator needs; `user`: a job's."""
 
     kind: EventKind

@@ -21,13 +21,13 @@ import msgspec
 
 from slurm_health.node import notify, shared, state
 from slurm_health.node.checks.check import CheckContext
-from slurm_health.node.notify import EventKind
+from slurm_health.node.notify import EventKind, NodeEvent
 from slurm_health.node.rules import drain_note, repair
 from slurm_health.node.rules.breaker import DrainLedger, tripped_for
 from slurm_health.node.rules.finding import CheckResult
 from slurm_health.node.rules.kernel_lines import address
 from slurm_health.node.rules.recovery import DrainRecord
-from slurm_health.node.rules.repair import Gate, NextStep, Outcome, RepairAttempt, RepairStep
+from slurm_health.node.rules.repair import Gate, Outcome, RepairAttempt, RepairStep
 from slurm_health.node.shared import StoreUnusable
 from slurm_health.node.site import Site, load
 from slurm_health.node.store import held
@@ -149,31 +149,33 @@ class Repairs:
             return
         try:
             self.end_last(kept, failed)
-            chosen, attempt = self._reserve(kept, now, failed)
+            why, attempt = self._reserve(kept, now, failed)
             if attempt is None:
-                self._log("info", f"not repaired: {chosen.why}")
+                self._log("info", f"not repaired: {why}")
             elif attempt.outcome is Outcome.DRY_RUN:
-                self._log("info", f"dry run: {attempt.step.value} would be next: {chosen.why}")
+                self._log("info", f"dry run: {attempt.step.value} would be next: {why}")
             else:
-                self._log("info", f"repair: {attempt.step.value}: {chosen.why}")
+                self._log("info", f"repair: {attempt.step.value}: {why}")
                 self._begin(kept, attempt, failed)
         except StoreUnusable as err:
             self._log("warning", f"not repaired: {err}")
 
     def _reserve(
         self, kept: DrainRecord, now: Node, failed: Sequence[CheckResult]
-    ) -> tuple[NextStep, RepairAttempt | None]:
-        """Choose a step and count it before it is taken, so that no two nodes take the last one."""
+    ) -> tuple[str, RepairAttempt | None]:
+        """Choose a step and count it before it is taken, so that no two nodes take the last one.
+
+        Return why it is that step; why none is taken, without one.
+        """
         settings = self._site.repair
         first = repair.first_step(failed, settings)
+        texts = "; ".join(result.finding.text for result in failed)
+        outcome = Outcome.DRY_RUN if settings.dry_run else Outcome.BEGUN
 
-        def change(
-            ledger: DrainLedger,
-        ) -> tuple[DrainLedger, tuple[NextStep, RepairAttempt | None]]:
+        def change(ledger: DrainLedger) -> tuple[DrainLedger, tuple[str, RepairAttempt | None]]:
             tripped = tripped_for(ledger, now.name, now.partitions)
             if tripped is not None:
-                why = f"the breaker of {tripped} has tripped"
-                return ledger, (NextStep(step=None, why=why), None)
+                return ledger, (f"the breaker of {tripped} has tripped", None)
             chosen = repair.next_repair(
                 first,
                 ledger.repairs,
@@ -183,20 +185,12 @@ class Repairs:
                 now_s=self._now_s,
             )
             if chosen.step is None:
-                return ledger, (chosen, None)
-            attempt = RepairAttempt(
-                node=kept.node,
-                step=chosen.step,
-                time_s=self._now_s,
-                drain=kept.reason,
-                outcome=Outcome.DRY_RUN if settings.dry_run else Outcome.BEGUN,
-                until_s=self._now_s + repair.STEP_LIMIT_S,
-                text="; ".join(result.finding.text for result in failed),
-            )
+                return ledger, (chosen.why, None)
+            attempt = self._attempt(kept, chosen.step, texts, outcome)
             repairs = repair.with_attempt(ledger.repairs, attempt)
-            return msgspec.structs.replace(ledger, repairs=repairs), (chosen, attempt)
+            return msgspec.structs.replace(ledger, repairs=repairs), (chosen.why, attempt)
 
-        return shared.change_ledger(self._site, change, tuple[NextStep, RepairAttempt | None])
+        return shared.change_ledger(self._site, change, tuple[str, RepairAttempt | None])
 
     def _begin(
         self, kept: DrainRecord, attempt: RepairAttempt, failed: Sequence[CheckResult]
@@ -237,6 +231,10 @@ class Repairs:
     def end_last(self, kept: DrainRecord, failed: Sequence[CheckResult]) -> None:
         """Save how the last step ended: a reboot is over, or the fault is still there.
 
+        Args:
+            kept: the record of the node's drain.
+            failed: the faults that its checks have just measured; none if they pass.
+
         Raises:
             StoreUnusable: it cannot be saved.
         """
@@ -254,13 +252,6 @@ class Repairs:
             self._fail(
                 last, f"the fault is still there: {texts}" if is_over else "it did not end in time"
             )
-
-    def end_reboot(self, kept: DrainRecord) -> None:
-        """Save that a reboot is over: the checks that the node was drained for pass."""
-        try:
-            self.end_last(kept, ())
-        except StoreUnusable as err:
-            self._log("warning", f"the outcome of the last step is not saved: {err}")
 
     def may_return(self, kept: DrainRecord, now: Node) -> bool:
         """Return whether a node that passes its checks may return to service; test it first if not.
@@ -283,16 +274,15 @@ class Repairs:
                 why = last.text if last.outcome is Outcome.FAILED else "it did not end, twice"
                 why = f"the test of [repair] failed: {why}"
                 self._log("warning", f"not released: {why}")
-                call = self._attempt(kept, RepairStep.ADMINISTRATOR, why)
+                call = self._attempt(kept, RepairStep.ADMINISTRATOR, why, Outcome.DONE)
                 if not any((a.drain, a.step) == (call.drain, call.step) for a in attempts):
-                    save_attempt(self._site, _ended(call, Outcome.DONE, why))
+                    save_attempt(self._site, call)
                     self._call_administrator(kept, why, [])
             elif why_not := why_not_ours(now, kept.reason):
                 self._log("info", f"not released: it has to be tested first, and {why_not}")
             else:
-                test = self._attempt(kept, RepairStep.TEST, "before it returns to service")
-                until_s = self._now_s + 60 * settings.test_limit_min + repair.STEP_LIMIT_S
-                test = msgspec.structs.replace(test, until_s=until_s)
+                why = "before it returns to service"
+                test = self._attempt(kept, RepairStep.TEST, why, Outcome.BEGUN)
                 save_attempt(self._site, test)
                 self._log("info", "its checks pass: the test of [repair] begins")
                 self._start(test, ())
@@ -300,9 +290,18 @@ class Repairs:
             self._log("warning", f"not released: whether it passed its test is not known: {err}")
         return False
 
-    def _attempt(self, kept: DrainRecord, step: RepairStep, text: str) -> RepairAttempt:
+    def _attempt(
+        self, kept: DrainRecord, step: RepairStep, text: str, outcome: Outcome
+    ) -> RepairAttempt:
+        test_s = 60 * self._site.repair.test_limit_min if step is RepairStep.TEST else 0.0
         return RepairAttempt(
-            node=kept.node, step=step, time_s=self._now_s, drain=kept.reason, text=text
+            node=kept.node,
+            step=step,
+            time_s=self._now_s,
+            drain=kept.reason,
+            outcome=outcome,
+            until_s=self._now_s + test_s + repair.STEP_LIMIT_S,
+            text=text,
         )
 
     def report_missing(self) -> None:
@@ -326,9 +325,12 @@ class Repairs:
                 why = f"{late.node} is not back from its reboot"
                 save_attempt(self._site, _ended(late, Outcome.FAILED, why))
                 self._log("warning", f"repair: {why}")
-                lines = (f"drained with: {late.drain}",)
+                names, lines = (late.step.value,), (f"drained with: {late.drain}",)
                 for kind in (EventKind.STEP_FAILED, EventKind.ADMINISTRATOR):
-                    self._send(kind, why, (late.step.value,), lines, node=late.node)
+                    event = NodeEvent(
+                        kind, late.node, self._now_s, why, checks=names, evidence=lines
+                    )
+                    notify.send(self._site, event)
         except (SlurmError, StoreUnusable) as err:
             text = f"nodes that reboot could not be looked up: {err}"
             self._log("warning", text)
@@ -336,7 +338,11 @@ class Repairs:
     def _fail(self, attempt: RepairAttempt, why: str) -> None:
         save_attempt(self._site, _ended(attempt, Outcome.FAILED, why))
         self._log("warning", f"repair: {attempt.step.value} failed: {why}")
-        self._send(EventKind.STEP_FAILED, f"{attempt.step.value}: {why}", (attempt.step.value,))
+        step = attempt.step.value
+        failed = NodeEvent(
+            EventKind.STEP_FAILED, self._node, self._now_s, f"{step}: {why}", checks=(step,)
+        )
+        notify.send(self._site, failed)
 
     def _call_administrator(self, kept: DrainRecord, text: str, lines: Sequence[str]) -> None:
         """Send the drain, the faults and the steps of a node."""
@@ -347,25 +353,8 @@ class Repairs:
             if attempt.step is not RepairStep.ADMINISTRATOR
         ]
         evidence = (f"drained with: {kept.reason}", *lines, *taken)
-        self._send(EventKind.ADMINISTRATOR, text, kept.retest, evidence)
-
-    def _send(
-        self,
-        kind: EventKind,
-        text: str,
-        checks: tuple[str, ...] = (),
-        evidence: tuple[str, ...] = (),
-        *,
-        node: str = "",
-    ) -> None:
-        event = notify.NodeEvent(
-            kind=kind,
-            node=node or self._node,
-            time_s=self._now_s,
-            text=text,
-            checks=checks,
-            evidence=evidence,
-        )
+        kind, checks = EventKind.ADMINISTRATOR, kept.retest
+        event = NodeEvent(kind, self._node, self._now_s, text, checks=checks, evidence=evidence)
         notify.send(self._site, event)
 
 

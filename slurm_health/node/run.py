@@ -188,7 +188,7 @@ def _work(group: Sequence[Planned], place: CheckContext) -> Work:
 
 
 def measure(planned: Planned, machine: CheckContext) -> Finding:
-    """Run one check here. A distribution's check may raise anything."""
+    """Run one check here. What it raises says nothing of the node."""
     try:
         finding = planned.check.measure(machine)
     except NotApplicable as err:

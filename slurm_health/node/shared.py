@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -20,8 +20,9 @@ from slurm_health.node.rules.breaker import DrainLedger
 from slurm_health.node.rules.settings import Breaker
 from slurm_health.node.site import Site
 from slurm_health.node.store import SharedStore, StoreDamaged, StoreForRoot, StoreUnusable
-from slurm_health.records.decoding import from_msgpack
+from slurm_health.records.decoding import from_json, from_msgpack
 from slurm_health.system.killable import Answered, Broke, Hung, Stuck, run_guarded
+from slurm_health.system.private_files import publish
 from slurm_health.system.site_file import others_can_write
 
 __all__ = ["StoreDamaged", "StoreForRoot", "StoreSilent", "StoreUnusable"]
@@ -30,12 +31,12 @@ A = TypeVar("A")
 
 _LEDGER = "ledger"
 # The name of children that use the shared directory. No check has a name with a space.
-STUCK = "shared directory"
+_STUCK = "shared directory"
 # What Slurm has drained by itself, as the last look at all nodes saw it; and who looks now.
 SLURM_LIST, _LOOK = "slurm.json", "slurm.look"
 LOOK_S = 60.0
 # The time of a change beside the wait for its lock.
-MARGIN_S = 3.0
+_MARGIN_S = 3.0
 
 
 class StoreSilent(StoreUnusable):
@@ -62,15 +63,23 @@ def directory(settings: Breaker) -> Path:
     return path
 
 
-def in_child(site: Site, work: Callable[[], A], kind: type[A]) -> A:
+def in_child(
+    site: Site, work: Callable[[], A], kind: type[A], *, limit_s: float | None = None
+) -> A:
     """Run work on the shared directory in a child; return its answer.
+
+    Args:
+        site: the config file.
+        work: what the child does.
+        kind: the type of the answer, for msgspec.
+        limit_s: timeout; None for the one of work that waits for the lock.
 
     Raises:
         StoreSilent: it did not answer in time.
         StoreUnusable: it could not be done, and why.
     """
-    limit_s = site.timing.lock_s + MARGIN_S
-    match run_guarded(site.state, STUCK, lambda: msgspec.msgpack.encode(work()), limit_s):
+    limit_s = site.timing.lock_s + _MARGIN_S if limit_s is None else limit_s
+    match run_guarded(site.state, _STUCK, lambda: msgspec.msgpack.encode(work()), limit_s):
         case Answered(data=data):
             return from_msgpack(data, kind)
         case Broke(reason=reason):
@@ -137,6 +146,46 @@ def clear_ledger(site: Site) -> None:
         )
 
     in_child(site, work, type(None))
+
+
+class NodeFiles(Generic[A]):
+    """A value of every node, as the files `NAME/NODE.json` of the shared directory.
+
+    A node replaces its own alone, so that no lock is needed.
+    """
+
+    def __init__(self, name: str, kind: type[A]) -> None:
+        self._name = name
+        self._kind = kind
+
+    def save(self, settings: Breaker, node: str, value: A) -> None:
+        """Replace the value of a node; hooks call it in a child.
+
+        Raises:
+            StoreUnusable: the shared directory cannot be used.
+            OSError: the file cannot be written.
+        """
+        place = directory(settings) / self._name
+        place.mkdir(mode=0o755, exist_ok=True)
+        publish(place / f"{node}.json", msgspec.json.encode(value))
+
+    def load(self, settings: Breaker) -> dict[str, A]:
+        """Return the values by node, without those that cannot be read."""
+        values = {}
+        for path in self._paths(settings):
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                values[path.stem] = from_json(path.read_bytes(), self._kind)
+        return values
+
+    def delete_others(self, settings: Breaker, nodes: Collection[str]) -> None:
+        """Delete the values of all nodes but these, if this user may."""
+        with contextlib.suppress(OSError):
+            for path in self._paths(settings):
+                if path.stem not in nodes:
+                    path.unlink()
+
+    def _paths(self, settings: Breaker) -> Iterator[Path]:
+        return Path(settings.directory or "/nowhere", self._name).glob("*.json")
 
 
 def claim_look(place: Path, node: str, now_s: float) -> tuple[bool, bytes]:

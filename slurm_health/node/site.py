@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from slurm_health.node.checks.check import Check, Planned, UnknownCheck, find_check
+from slurm_health.node.checks.check import BUILT_IN, Check, Planned, check_type
 from slurm_health.node.rules.finding import Status
 from slurm_health.node.rules.settings import CONTEXTS, CommonKeys, Hooks, Settings, is_pattern
 from slurm_health.records.errors import ConfigError
@@ -58,16 +58,6 @@ class Site(Settings, frozen=True, kw_only=True):
     def state(self) -> Path:
         """Root's own directory on this node."""
         return Path(self.hooks.state)
-
-    @property
-    def passes(self) -> Path:
-        """The directory of this node's passes, which every user may read."""
-        return self.state / "passes"
-
-    @property
-    def longest_pass_min(self) -> float:
-        """For how long a pass of this node may count, in minutes; 0: not at all."""
-        return max(self.hooks.passed_min, self.default.passed_min)
 
     def named(self, name: str) -> Planned | None:
         """Return the check of that name, None if the file no longer has it."""
@@ -176,14 +166,10 @@ def _kind(file: SiteFile, name: str, table: dict[str, Any]) -> type[Check]:
     where, asked = ("checks", name), table.get("check", name)
     if not isinstance(asked, str):
         raise file.error(where, "check", f"expected a name, found {asked!r}")
-    try:
-        return find_check(asked)
-    except UnknownCheck as err:
+    if asked not in BUILT_IN:
         source = f"{file.path}:{file.line(where, 'check' if 'check' in table else '')}"
-        raise ConfigError(source, asked, "no such check", valid=err.known) from err
-    except Exception as err:  # an entry point may hold anything
-        problem = f"{asked} cannot be loaded: {type(err).__name__}: {err}"
-        raise file.error(where, "check", problem) from err
+        raise ConfigError(source, asked, "no such check", valid=tuple(BUILT_IN))
+    return check_type(asked)
 
 
 # --- the last good file --------------------------------------------------------------------------

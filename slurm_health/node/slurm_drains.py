@@ -44,7 +44,8 @@ from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import CompletingJob, Node
 from slurm_health.system.telemetry import send_line
 
-_RECORDS = "slurm"  # in the shared directory, a file per node
+# The nodes' own records, where `nodes` and other nodes read them.
+RECORDS = shared.NodeFiles("slurm", SlurmDrain)
 _KEPT_S = 86_400.0
 # slurmd's own words about a job.
 _TELLING = re.compile(r"(?:pro|epi)log failed|rc:\d|slurm_rc =|NOT ENDING|No space|required plugin")
@@ -258,9 +259,7 @@ class Watch:
             return str(err)
         gone = "; ".join(process.text for process in record.held)
         text = f"{record.reason} of {record.since} is over" + (f": gone: {gone}" if gone else "")
-        event = NodeEvent(
-            kind=EventKind.RELEASED, node=self._node, time_s=self._now_s, text=text, job=record.job
-        )
+        event = NodeEvent(EventKind.RELEASED, self._node, self._now_s, text, job=record.job)
         notify.send(site, event)
         return ""
 
@@ -336,24 +335,12 @@ def _with_log(site: Site, record: SlurmDrain, controller: Client) -> SlurmDrain:
 def _share(site: Site, record: SlurmDrain) -> None:
     """Put a record where `nodes` and other nodes read it, in a child; a failure loses it."""
 
-    def work() -> bytes:
-        directory = shared.directory(site.breaker) / _RECORDS
-        directory.mkdir(mode=0o755, exist_ok=True)
-        publish(directory / f"{record.node}.json", msgspec.json.encode(record))
-        return b""
+    def work() -> None:
+        RECORDS.save(site.breaker, record.node, record)
 
     if site.breaker.directory:
-        run_guarded(site.state, shared.STUCK, work, _READ_S)
-
-
-def read_records(site: Site | None) -> dict[str, SlurmDrain]:
-    """Return the nodes' own records, by name."""
-    records = {}
-    if site is not None and site.breaker.directory:
-        for path in Path(site.breaker.directory, _RECORDS).glob("*.json"):
-            with contextlib.suppress(OSError, msgspec.DecodeError):
-                records[path.stem] = from_json(path.read_bytes(), SlurmDrain)
-    return records
+        with contextlib.suppress(StoreUnusable):
+            shared.in_child(site, work, type(None), limit_s=_READ_S)
 
 
 def drains_of(
@@ -402,7 +389,7 @@ def _others(site: Site, node: str, controller: Client) -> Iterator[SlurmDrain]:
     Raises:
         SlurmError: Slurm cannot be asked.
     """
-    records = read_records(site)
+    records = RECORDS.load(site.breaker)
     yield from drains_of(controller.nodes(), (), records, 0.0)
     yield from (one for one in records.values() if one.node != node and one.reason)
 
@@ -422,7 +409,7 @@ def look_at_all(
     nodes = controller.nodes()
     is_completing = any("COMPLETING" in node.states for node in nodes.values())
     completing = controller.completing() if is_completing else []
-    records = read_records(site)
+    records = RECORDS.load(site.breaker)
     drains = drains_of(nodes, completing, records, now_s)
     path = shared.directory(site.breaker) / shared.SLURM_LIST
     notified: dict[str, float] = {}
@@ -430,19 +417,14 @@ def look_at_all(
         notified = from_json(path.read_bytes(), SlurmList).notified
     notified = {name: at_s for name, at_s in notified.items() if abs(now_s - at_s) < _KEPT_S}
     for group in groups_of(site, drains, records, now_s):
-        event = NodeEvent(
-            kind=EventKind.SLURM_DRAINED,
-            node=group.nodes,
-            time_s=now_s,
-            text=group.text,
-            job=group.drains[0].job,
-        )
         if group.key not in notified:
-            notify.send(site, event)
+            kind, job = EventKind.SLURM_DRAINED, group.drains[0].job
+            notify.send(site, NodeEvent(kind, group.nodes, now_s, group.text, job=job))
         notified[group.key] = now_s
-    for name, after in culprits_of(drains, records, now_s).items():
+    known = (*records.values(), *drains)
+    for name, after in rules.culprits(known, now_s, shared.user_name).items():
         if name not in notified:
-            _report_culprit(site, name, after, controller, now_s, environ)
+            _report_culprit(site, name, after, now_s, environ)
         notified[name] = now_s
     seen = SlurmList(time_s=now_s, drains=tuple(drains), notified=notified)
     publish(path, msgspec.json.encode(seen))
@@ -492,57 +474,25 @@ def groups_of(
     ]
 
 
-def culprits_of(
-    drains: Sequence[SlurmDrain], records: Mapping[str, SlurmDrain], now_s: float
-) -> dict[str, tuple[SlurmDrain, ...]]:
-    """Return the jobs, arrays and users that cost several nodes today."""
-    return rules.culprits((*records.values(), *drains), now_s, shared.user_name)
-
-
 def _report_culprit(
     site: Site,
     name: str,
     after: Sequence[SlurmDrain],
-    controller: Client,
     now_s: float,
     environ: Mapping[str, str],
 ) -> None:
-    """Notify of a job, an array or a user that costs nodes, and the owner of the last such job.
-
-    The jobs are held if the site wants it.
-    """
+    """Notify of a job, an array or a user that costs nodes, and the owner of the last such job."""
     text, uid = rules.culprit_text(name, after), after[0].uid
     last = max(after, key=lambda drain: drain.time_s)
-    if site.recovery.hold_jobs and uid > 0:
-        whole = name.rpartition(" ")[2]
-        try:
-            waiting = {
-                job.whole
-                for job in controller.jobs_of(uid)
-                if job.state == "PENDING" and (name.startswith("user ") or job.whole == whole)
-            }
-            for job in waiting:
-                controller.hold(int(job))
-            text += f"; held: {', '.join(sorted(waiting)) or 'none waits'}"
-        except SlurmError as err:
-            text += f"; its jobs could not be held: {err}"
     user = shared.user_name(uid) if uid > 0 else ""
     if user and last.job:
         of_job = {**environ, "SLURM_JOB_ID": str(last.job), "SLURM_HEALTH_CONFIG": site.path}
         if last.array:
             of_job["SLURM_ARRAY_JOB_ID"] = str(last.array)
         owner.tell("nodes", "nodes were lost as it ended", text, of_job, wait_s=_OWNER_S, user=user)
-    notify.send(
-        site,
-        NodeEvent(
-            kind=EventKind.CULPRIT,
-            node=fold(sorted({drain.node for drain in after})),
-            time_s=now_s,
-            text=text,
-            job=after[0].job,
-            user=user,
-        ),
-    )
+    nodes = fold(sorted({drain.node for drain in after}))
+    event = NodeEvent(EventKind.CULPRIT, nodes, now_s, text, job=after[0].job, user=user)
+    notify.send(site, event)
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:

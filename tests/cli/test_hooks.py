@@ -316,7 +316,7 @@ def test_a_hook_on_a_well_node_loads_nothing_heavy(tmp_path: Path, hook: str) ->
 
 @pytest.mark.parametrize("hook", ["prolog", "healthcheck"])
 def test_a_hook_on_a_well_node_takes_less_than_60_mb(tmp_path: Path, hook: str) -> None:
-    checks = "".join(f"[checks.{name}]\n" for name in ("memory", "swap", "load", "zombies"))
+    checks = "".join(f"[checks.{name}]\n" for name in ("memory", "swap", "load", "uninterruptible"))
     state = f"[hooks]\nstate='{tmp_path}/state'\n"
     config = write_site(tmp_path / "etc", f"{state}{checks}[checks.cpus]\nmin_online=1\n")
     argv = [sys.executable, "-I", "-m", "slurm_health.node.hooks", hook, str(config)]

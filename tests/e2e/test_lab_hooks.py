@@ -26,7 +26,7 @@ CHECKS = "".join(
         "memory": "",
         "swap": "",
         "load": "",
-        "zombies": "",
+        "munged": "check='daemon'\nname='munged'",
         "uninterruptible": "",
         "clocksource": "",
         "cpus": "min_online=1",

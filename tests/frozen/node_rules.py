@@ -50,29 +50,22 @@ def entries() -> Iterator[tuple[str, object]]:
     yield from _notes()
 
 
-def _accusation(level: Level, probability: float, lines: int) -> accusations.Accusation:
+def _accusation(level: Level) -> accusations.Accusation:
     return accusations.Accusation(
         node="n1",
         job=12,
         component="network",
         reason="x",
-        probability=probability,
-        evidence=tuple(f"round {number}" for number in range(lines)),
         level=level,
     )
 
 
 def _accusations() -> Iterator[tuple[str, object]]:
-    for level, probability, lines in product(
-        (Level.FAULTY, Level.SLOW), (0.98, 0.99, 1.0), (0, 1, 2, 3)
-    ):
-        strong = _accusation(level, probability, lines).strong
-        yield f"accused: {level.value} at {probability:g} by {lines} tests is strong", strong
     for letters in product("fsh", repeat=3):
         levels = [
             {"f": Level.FAULTY, "s": Level.SLOW, "h": Level.HEALTHY}[each] for each in letters
         ]
-        counts = accusations.effective([_accusation(level, 1.0, 1) for level in levels])
+        counts = accusations.effective([_accusation(level) for level in levels])
         key = f"accused: of {', '.join(each.value for each in levels)} counts"
         yield key, None if counts is None else counts.level.value
 
@@ -135,7 +128,7 @@ def _breaker() -> Iterator[tuple[str, object]]:
                 ours={},
                 racks={leaf: each for leaf, each in below.items() if node in each} if racks else {},
             )
-            allowed = isinstance(result, breaker.DrainAllowed)
+            allowed = not result.why_not
             trips = len(result.ledger.trips) > len(ledger.trips)
             said += "d" if allowed else "T" if trips else "r"
             ledger = result.ledger

@@ -3,18 +3,14 @@
 
 from __future__ import annotations
 
-import json
-import re
-import socket
 from pathlib import Path
 
 import pytest
 
 from slurm_health.node import shared
 from slurm_health.node.hooks import healthcheck, metrics, nodes
-from slurm_health.node.hooks.log import Log
 from slurm_health.node.rules.breaker import DrainLedger, Trip
-from slurm_health.node.rules.finding import CheckResult, inconclusive, node_fault, passed, warned
+from slurm_health.node.rules.finding import CheckResult, warned
 from slurm_health.system.slurm.client import Client
 from tests.support.hooked_node import Node
 
@@ -110,33 +106,3 @@ def test_jobs_whose_watch_has_died_are_counted_and_listed(watched: Node, tmp_pat
 def test_a_directory_that_is_not_there_changes_nothing(node: Node, tmp_path: Path) -> None:
     node.more = f'[metrics]\ndirectory = "{tmp_path}/nowhere"\n'
     assert not node.healthcheck()
-
-
-def test_each_conclusion_is_a_line_of_json_in_the_machines_log(tmp_path: Path) -> None:
-    path = str(tmp_path / "log")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as syslogd:
-        syslogd.bind(path)
-        syslogd.settimeout(20)
-        Log("prolog", "n3", "12", to=path).verdicts(
-            [
-                CheckResult(name="memory", finding=passed("512 GiB"), elapsed_ms=1.26),
-                CheckResult(name="gpu", finding=node_fault('"lost"\n\x1b[2J' + "é" * 3000)),
-                CheckResult(name="nfs", finding=inconclusive("silent"), shadow=True),
-            ]
-        )
-        lines = [syslogd.recv(4096).decode() for _ in range(3)]
-
-    heads, documents = zip(*(re.split(r"(?=\{)", line, maxsplit=1) for line in lines), strict=True)
-    assert heads == ("<30>slurm-health: ", "<27>slurm-health: ", "<28>slurm-health: ")
-    found = [json.loads(each) for each in documents]
-    assert found[0] == {
-        "hook": "prolog",
-        "node": "n3",
-        "job": "12",
-        "check": "memory",
-        "status": "pass",
-        "shadow": False,
-        "text": "512 GiB",
-        "elapsed_ms": 1.3,
-    }
-    assert [each["status"] for each in found] == ["pass", "node_fault", "inconclusive"]

@@ -27,7 +27,6 @@ SITE = """\
 journal = "{journal}"
 [hooks]
 state = "{state}"
-passed_min = {passed_min}
 [breaker]
 directory = "{shared}"
 share = 0.2
@@ -58,7 +57,6 @@ class Node:
         self.text = SITE
         # Of what answers; a test in which nothing does need not wait that long.
         self.timing = Timing(slurm_s=30, lock_s=30, journal_s=30, spread_s=0)
-        self.passed_min = 0
         self._text = ""
         self.journal = str(root / "journals")
 
@@ -67,7 +65,6 @@ class Node:
         text = self.text.format(
             journal=self.journal,
             state=self.directory / "state",
-            passed_min=self.passed_min,
             shared=self.shared,
             flag="/broken",
             more=self.more,

@@ -5,16 +5,16 @@
 finding.
 
     check        what a check is, and the built-in ones, which are loaded when a site uses them
-    memory       RAM, swap, memory errors, huge pages
+    memory       RAM, swap, memory errors
     filesystem   mounted, of the right type, writable, not full, not hung
-    tasks        load, zombies, stuck processes, leftovers of a job, daemons and units
+    tasks        load, stuck processes, leftovers of a job, daemons
     watches      jobs whose watch has died
     clock        clock, clock source, processors online
     cpu_speed    how fast the processors are
     kernel_log   patterns in the kernel's log; Xid and SXid errors of GPUs and NVSwitches
     gpu          NVIDIA GPUs, and processes on them
     rows         the table by which the output of a tool is judged
-    vendors      AMD GPUs, NVMe drives, the board's controller, optics, NVIDIA's diagnostic
+    vendors      AMD GPUs, NVMe drives, the board's controller, NVIDIA's diagnostic
     network      InfiniBand and RoCE ports, Ethernet interfaces
-    external     files, programs of the site, Nagios plugins, LBNL NHC
+    external     files, programs of the site, LBNL NHC
 """

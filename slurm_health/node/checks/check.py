@@ -3,8 +3,7 @@
 
 A check is a struct whose fields are the settings a site may write in its table of the config file.
 `measure` measures the machine, in a child process that can be killed, and returns a finding. A
-check is added in one file and named in `BUILT_IN`, or by another distribution through the entry
-point `slurm_health.checks`.
+check is added in one file and named in `BUILT_IN`; a site's own is a `command`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import msgspec
 
 from slurm_health.node.rules.finding import Finding, Status
 from slurm_health.records.decoding import from_json
-from slurm_health.records.errors import Unmeasured as Unmeasured  # for checks of other packages
+from slurm_health.records.errors import Unmeasured
 
 if TYPE_CHECKING:
     from slurm_health.node.rules.recovery import BootTime
@@ -260,16 +259,13 @@ BUILT_IN: dict[str, str] = {
     "memory": f"{_HERE}.memory:Memory",
     "swap": f"{_HERE}.memory:Swap",
     "edac": f"{_HERE}.memory:Edac",
-    "hugepages": f"{_HERE}.memory:HugePages",
     "filesystem": f"{_HERE}.filesystem:Filesystem",
     "storage-clients": f"{_HERE}.filesystem:StorageClients",
     "load": f"{_HERE}.tasks:Load",
-    "zombies": f"{_HERE}.tasks:Zombies",
     "uninterruptible": f"{_HERE}.tasks:Uninterruptible",
     "leftovers": f"{_HERE}.tasks:Leftovers",
     "watches": f"{_HERE}.watches:Watches",
     "daemon": f"{_HERE}.tasks:Daemon",
-    "unit": f"{_HERE}.tasks:Unit",
     "clock": f"{_HERE}.clock:Clock",
     "clocksource": f"{_HERE}.clock:ClockSource",
     "cpus": f"{_HERE}.clock:Cpus",
@@ -283,41 +279,15 @@ BUILT_IN: dict[str, str] = {
     "amd-gpu": f"{_HERE}.vendors:AmdGpus",
     "nvme": f"{_HERE}.vendors:Nvme",
     "bmc": f"{_HERE}.vendors:Bmc",
-    "optics": f"{_HERE}.vendors:Optics",
     "dcgm": f"{_HERE}.vendors:Dcgm",
     "file": f"{_HERE}.external:File",
     "command": f"{_HERE}.external:Command",
-    "nagios": f"{_HERE}.external:Nagios",
     "nhc": f"{_HERE}.external:Nhc",
 }
 
 
-class UnknownCheck(LookupError):
-    """There is no check of that name; `known` are the names of all checks."""
-
-    def __init__(self, name: str, known: tuple[str, ...]) -> None:
-        self.known = known
-        super().__init__(f"no check is called {name}")
-
-
-def find_check(name: str) -> type[Check]:
-    """Return the check of that name.
-
-    Raises:
-        UnknownCheck: neither built in nor from an installed distribution.
-        ImportError, AttributeError, TypeError: a distribution's check cannot be loaded.
-    """
-    place = BUILT_IN.get(name)
-    if place is None:
-        # Slow to load, and needed only if a site uses a check that is not ours.
-        from importlib.metadata import entry_points
-
-        points = {point.name: point.value for point in entry_points(group="slurm_health.checks")}
-        if name not in points:
-            raise UnknownCheck(name, (*BUILT_IN, *points))
-        place = points[name]
-    module, _, attribute = place.partition(":")
-    kind: object = getattr(importlib.import_module(module), attribute)
-    if not (isinstance(kind, type) and issubclass(kind, Check)):
-        raise TypeError(f"{name} is registered as a check and is none")
+def check_type(name: str) -> type[Check]:
+    """Return the check of that name, of `BUILT_IN`."""
+    module, _, attribute = BUILT_IN[name].partition(":")
+    kind: type[Check] = getattr(importlib.import_module(module), attribute)
     return kind

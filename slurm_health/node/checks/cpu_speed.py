@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
@@ -23,6 +22,8 @@ _SECONDS = 0.5
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Of the processors' time. If others use more of it, a low figure is theirs, not the node's.
 _MOST_FOR_OTHERS = 0.1
+# Of processor time that root's own threads get. Less is a node fault if a CPU quota caused it.
+_LEAST_SHARE = 0.5
 
 
 class CpuSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,8 +65,6 @@ class CpuSpeed(Check, frozen=True, kw_only=True):
 
     # Of one processor. `init config` writes 60 % of what it measures. 0: not judged.
     min_rounds_per_s: NotNegative = 0
-    # Of processor time that root's own threads get. Less is a node fault if a CPU quota caused it.
-    min_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
 
     def measure(self, machine: CheckContext) -> Finding:
         """Keep every processor busy for a while."""
@@ -76,10 +75,10 @@ class CpuSpeed(Check, frozen=True, kw_only=True):
         share, speed_per_s = sample.share, sample.rounds_per_s
         figures = {"share": round(share, 3), "rounds_per_s": round(speed_per_s)}
         time_s = sample.wall_s * sample.processors
-        if share < self.min_share:
-            limit = 100 * self.min_share
+        if share < _LEAST_SHARE:
+            limit = 100 * _LEAST_SHARE
             text = f"get {100 * share:.0f} % of {sample.processors} processors, limit {limit:g} %"
-            if sample.throttled_s < (1 - self.min_share) / 2 * time_s:
+            if sample.throttled_s < (1 - _LEAST_SHARE) / 2 * time_s:
                 return inconclusive(f"the node is busy with other work: root's processes {text}")
             return node_fault(f"held back by a CPU quota: root's processes {text}", **figures)
         speed = f"{speed_per_s:.0f} rounds/s per processor"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files and the site's own programs, Nagios plugins and nhc among them.
+"""Files and the site's own programs, nhc among them.
 
 A program's failure to run is never the node's fault: only an exit code that the program uses for a
 fault is.
@@ -21,7 +21,6 @@ from slurm_health.node.checks.check import (
     Check,
     CheckContext,
     NotNegative,
-    Unmeasured,
     require_patterns,
 )
 from slurm_health.node.rules.finding import (
@@ -33,6 +32,7 @@ from slurm_health.node.rules.finding import (
     user_fault,
     warned,
 )
+from slurm_health.records.errors import Unmeasured
 from slurm_health.system import SYSTEM_PATH
 
 OUTPUT_BYTES = 4 << 20
@@ -121,7 +121,9 @@ class Command(Check, frozen=True, kw_only=True):
 
     0 is a pass; a code that no key names, a signal, or a program that cannot run is inconclusive.
     Its first line becomes the reason of a drain, of which `sinfo -R` shows 20 columns. A job's
-    comment and extra, among the variables, are text of a user.
+    comment and extra, among the variables, are text of a user. For a Nagios plugin, set
+    `fault_codes = [2]` and `warn_codes = [1]`; for a systemd unit, `fault_codes = [3, 4]` and
+    `argv = ["systemctl", "is-active", "munge"]`.
     """
 
     COMPONENTS = _ANYTHING
@@ -153,24 +155,6 @@ class Command(Check, frozen=True, kw_only=True):
             f"{program} ended with exit code {run.code}, which is not in the configuration:"
             f" {run.first_line}"
         )
-
-
-class Nagios(Check, frozen=True, kw_only=True):
-    """A Nagios plugin: 0 pass, 1 warning, 2 node fault, everything else inconclusive."""
-
-    COMPONENTS = _ANYTHING
-
-    # The plugin and its arguments.
-    argv: Argv
-
-    def measure(self, machine: CheckContext) -> Finding:
-        """Run it and translate the exit code, without the performance data."""
-        run = run_program(self.argv, machine)
-        text = run.first_line.partition("|")[0].strip() or f"exit code {run.code}"
-        judged = {0: passed, 1: warned, 2: node_fault}.get(run.code)
-        if judged is not None:
-            return judged(text)
-        return _not_run(run, self.argv[0]) or inconclusive(f"{self.argv[0]}: {text}")
 
 
 class Nhc(Check, frozen=True, kw_only=True):

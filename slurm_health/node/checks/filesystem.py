@@ -19,7 +19,6 @@ from slurm_health.node.checks.check import (
     NotApplicable,
     NotNegative,
     Percent,
-    Unmeasured,
 )
 from slurm_health.node.checks.external import ProgramRun, run_program
 from slurm_health.node.rules.finding import (
@@ -31,6 +30,7 @@ from slurm_health.node.rules.finding import (
     user_fault,
     warned,
 )
+from slurm_health.records.errors import Unmeasured
 from slurm_health.records.text import one_line
 from slurm_health.system.proc import Mount, mount_of, mounts_in
 
@@ -79,8 +79,6 @@ class Filesystem(Check, frozen=True, kw_only=True):
     read_only: bool = False
     # Less is a node fault.
     min_total_gib: NotNegative = 0.0
-    # Less is a user fault.
-    min_available_gib: NotNegative = 0.0
     # Less is a user fault.
     min_available_percent: Percent = 0.0
     # Less is a user fault.
@@ -136,8 +134,6 @@ class Filesystem(Check, frozen=True, kw_only=True):
         gib = round(state.available_bytes / _GIB, 2)
         percent = _percent(state.available_bytes, state.total_bytes)
         yield passed("", available_gib=gib, available_percent=percent)
-        if gib < self.min_available_gib:
-            yield full(f"{self.path} has {gib:g} GiB left, limit {self.min_available_gib:g}")
         if percent < self.min_available_percent:
             yield full(
                 f"{self.path} has {percent:g} % left, limit {self.min_available_percent:g} %"

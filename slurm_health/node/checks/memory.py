@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory: how much there is, swap, errors the memory controller counted, forgotten huge pages."""
+"""Memory: how much there is, swap, errors that the memory controller counted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from slurm_health.node.checks.check import (
     Count,
     NotNegative,
     Percent,
-    Unmeasured,
 )
 from slurm_health.node.rules.finding import (
     Finding,
@@ -20,6 +19,7 @@ from slurm_health.node.rules.finding import (
     user_fault,
     warned,
 )
+from slurm_health.records.errors import Unmeasured
 from slurm_health.records.text import counted
 
 _KIB_PER_GIB = 1 << 20
@@ -77,8 +77,6 @@ class Swap(Check, frozen=True, kw_only=True):
 
     # Less is a fault.
     min_total_gib: NotNegative = 0.0
-    # More is a fault; 0: there should be none.
-    max_total_gib: NotNegative | None = None
     # More is a user fault.
     max_used_percent: Percent = 50.0
 
@@ -89,8 +87,6 @@ class Swap(Check, frozen=True, kw_only=True):
         total_gib = round(total_kib / _KIB_PER_GIB, 2)
         if total_gib < self.min_total_gib:
             return node_fault(f"{total_gib:g} GiB of swap, limit {self.min_total_gib:g}")
-        if self.max_total_gib is not None and total_gib > self.max_total_gib:
-            return node_fault(f"{total_gib:g} GiB of swap, at most {self.max_total_gib:g} allowed")
         used = 100 * (1 - free_kib / total_kib) if total_kib else 0.0
         if used > self.max_used_percent:
             text = f"{used:.0f} % of swap in use, limit {self.max_used_percent:g}"
@@ -131,35 +127,3 @@ class Edac(Check, frozen=True, kw_only=True):
             raise Unmeasured(f"{base} has no memory controller: the EDAC driver is not loaded")
         controllers = counted(len(parts), "memory controller")
         return joined(parts, well=f"{controllers} without significant errors")
-
-
-class HugePages(Check, frozen=True, kw_only=True):
-    """Huge pages that an earlier job reserved and did not return."""
-
-    TOGETHER = True
-    SEVERITY = Status.USER_FAULT
-    CONTEXTS = ("prolog", "epilog")
-
-    # More is a user fault.
-    max_reserved_gib: NotNegative = 0.0
-
-    def measure(self, machine: CheckContext) -> Finding:
-        """Add /sys/kernel/mm/hugepages up: more than the site's own reserve was left by a job."""
-        base = "/sys/kernel/mm/hugepages"
-        sizes = [
-            size
-            for name in machine.entries(base)
-            if (size := name.removeprefix("hugepages-").removesuffix("kB")).isdigit()
-        ]
-        if not sizes:
-            raise Unmeasured(f"{base} lists no page sizes")
-        reserved_kib = sum(
-            int(size) * int(machine.read(f"{base}/hugepages-{size}kB/nr_hugepages"))
-            for size in sizes
-        )
-        reserved_gib = round(reserved_kib / _KIB_PER_GIB, 3)
-        text = f"{reserved_gib:g} GiB in huge pages"
-        if reserved_gib > self.max_reserved_gib:
-            text = f"{text}, limit {self.max_reserved_gib:g}"
-            return user_fault(text, reserved_gib=reserved_gib)
-        return passed(text, reserved_gib=reserved_gib)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -37,7 +37,6 @@ _COUNTERS = ("link_downed", "symbol_error", "port_rcv_errors", "local_link_integ
 _ERRORS = ("rx_errors", "tx_errors", "rx_crc_errors")
 _WITHIN = f"within {HISTORY_S / 3600:g} h"
 
-Rate = Annotated[float, msgspec.Meta(gt=0)]
 Counters = dict[str, int]
 
 
@@ -93,15 +92,10 @@ class InfiniBand(Check, frozen=True, kw_only=True):
     TOGETHER = True
     COMPONENTS = ("node", "network", "nic")
 
-    # `mlx5_0` or `mlx5_0:1`; each must be active.
-    ports: tuple[str, ...] = ()
-    # How many of all ports must be active.
-    min_active: Count = 0
-    # Of every port in `ports`; without these, of every active one but Ethernet beside InfiniBand
-    # and bonds.
+    # `mlx5_0` or `mlx5_0:1`; each must be active. For ports of another rate, write a second table.
+    ports: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    # Less is a node fault.
     min_rate_gbit_per_s: NotNegative = 0.0
-    # Of single ports, as `init config` writes them: `{ "mlx5_0:1" = 400 }`.
-    rates: dict[str, Rate] = msgspec.field(default_factory=dict)
     # Lost links within six hours; more is a node fault, any since the last run a warning.
     max_link_downed: Count = 10
     # Since the last run on this node; more is a warning.
@@ -110,34 +104,28 @@ class InfiniBand(Check, frozen=True, kw_only=True):
     def measure(self, machine: CheckContext) -> Finding:
         """A port that is missing, down, slow or flaps is a fault; errors are a warning."""
         ports = read_ports(machine)
-        wanted = {_full(name) for name in self.ports} or set(ports)
-        counters = {name: port.counters for name, port in ports.items() if name in wanted}
-        names = zlib.crc32("\n".join(sorted(wanted)).encode()) if self.ports else 0
-        key = f"infiniband.{machine.context}.{names:08x}"
+        wanted = sorted({_full(name) for name in self.ports})
+        counters = {name: ports[name].counters for name in wanted if name in ports}
+        key = f"infiniband.{machine.context}.{zlib.crc32(' '.join(wanted).encode()):08x}"
         history = machine.history(key, counters, dict[str, Counters])
-        active = {name for name, port in ports.items() if port.is_active}
         down = node_fault if machine.is_settled() else warned
-        parts = []
-        for name in sorted(wanted):
+        limit, parts = self.min_rate_gbit_per_s, []
+        for name in wanted:
             port = ports.get(name)
-            if self.ports and port is None:
+            if port is None:
                 parts.append(node_fault(f"there is no port {name}"))
-            elif self.ports and port is not None and name not in active:
+                continue
+            if not port.is_active:
                 parts.append(down(f"{name} is {port.state}, {port.physical}"))
-            elif port is not None and name in active:
-                limit = self._rate(name, ports)
-                earlier = [(age_s, values.get(name, {})) for age_s, values in history]
-                parts += [*_rate(name, port, limit), *self._counters(name, port, earlier)]
-        if len(active) < self.min_active:
-            missing = ", ".join(sorted(set(ports) - active))
-            text = f"{len(active)} of {len(ports)} ports active, limit {self.min_active}"
-            parts.append(down(f"{text}{f' (down: {missing})' if missing else ''}"))
-        return joined(parts, well=f"{counted(len(active), 'port')} active")
-
-    def _rate(self, name: str, ports: Mapping[str, Port]) -> float:
-        own = {_full(port): rate for port, rate in self.rates.items()}
-        shared = self.ports or is_compared(name, ports)
-        return own.get(name, self.min_rate_gbit_per_s if shared else 0.0)
+                continue
+            rate = port.rate_gbit_per_s
+            if limit and rate is None:
+                parts.append(inconclusive(f"{name} does not report its rate"))
+            elif rate is not None and rate < limit:
+                parts.append(node_fault(f"{name} runs at {rate:g} Gbit/s, limit {limit:g}"))
+            earlier = [(age_s, values.get(name, {})) for age_s, values in history]
+            parts += self._counters(name, port, earlier)
+        return joined(parts, well=f"{counted(len(wanted), 'port')} active")
 
     def _counters(
         self, name: str, port: Port, earlier: list[tuple[float, Counters]]
@@ -158,27 +146,8 @@ class InfiniBand(Check, frozen=True, kw_only=True):
             yield warned(f"{name}: {worst} grew by {grown[worst]} since the last check")
 
 
-def _rate(name: str, port: Port, limit: float) -> Iterator[Finding]:
-    rate = port.rate_gbit_per_s
-    if limit and rate is None:
-        yield inconclusive(f"{name} does not report its rate")
-    elif rate is not None and rate < limit:
-        yield node_fault(f"{name} runs at {rate:g} Gbit/s, limit {limit:g}")
-
-
 def _growth(now: Counters, before: Counters) -> Counters:
     return {name: max(0, count - before[name]) for name, count in now.items() if name in before}
-
-
-def is_compared(name: str, ports: Mapping[str, Port]) -> bool:
-    """Return whether a port belongs to those that jobs talk over, which share one limit.
-
-    Where there is InfiniBand, an Ethernet port beside it has another use; and a bond of Ethernet
-    ports (`mlx5_bond_0`) is one device with a rate of its own.
-    """
-    if not ports[name].is_ethernet:
-        return True
-    return "bond" not in name and all(port.is_ethernet for port in ports.values())
 
 
 def _full(name: str) -> str:
@@ -196,8 +165,6 @@ class Ethernet(Check, frozen=True, kw_only=True):
     interface: Annotated[str, msgspec.Meta(pattern=r"^[^/\s]{1,15}$")]
     # Less is a node fault.
     min_speed_mbit: NotNegative = 0.0
-    # Half duplex is a node fault.
-    full_duplex: bool = False
     # Links lost and gained within six hours; more is a node fault, any since the last run a
     # warning.
     max_carrier_changes: Count = 20
@@ -224,8 +191,6 @@ class Ethernet(Check, frozen=True, kw_only=True):
         if self.min_speed_mbit and speed is not None and 0 < speed < self.min_speed_mbit:
             text = f"{name} runs at {speed} Mbit/s, limit {self.min_speed_mbit:g}"
             parts.append(node_fault(text, speed_mbit=speed))
-        if self.full_duplex and machine.read_or_none(f"{base}/duplex") == "half":
-            parts.append(node_fault(f"{name} is half duplex"))
         if history:
             age_s, last = history[-1]
             of_all = _growth(counters, history[0][1]).get("changes", 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes: load, zombies, stuck ones, leftovers of a job; daemons and units that must run."""
+"""Processes: load, stuck ones, leftovers of a job, and daemons that must run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from slurm_health.node.checks.check import (
     Count,
     NotApplicable,
     NotNegative,
-    Unmeasured,
     first_few,
 )
 from slurm_health.node.rules.finding import Finding, Status, node_fault, passed, user_fault, warned
-from slurm_health.records.text import counted
+from slurm_health.records.errors import Unmeasured
 from slurm_health.system.proc import Stat, parse_stat
 
 PROCESSES = "processes"
@@ -66,24 +65,18 @@ class Load(Check, frozen=True, kw_only=True):
     SEVERITY = Status.WARN
     CONTEXTS = ("prolog",)
 
-    # Not judged unless set.
-    max_per_cpu_1min: NotNegative | None = None
-    # More is a warning.
-    max_per_cpu_5min: NotNegative | None = 2.0
-    # Not judged unless set.
-    max_per_cpu_15min: NotNegative | None = None
+    # Over five minutes; more is a warning.
+    max_per_cpu: NotNegative = 2.0
 
     def measure(self, machine: CheckContext) -> Finding:
-        """Read /proc/loadavg, and compare the averages that have a limit."""
-        words = machine.read("/proc/loadavg").split()
+        """Read /proc/loadavg."""
+        load = float(machine.read("/proc/loadavg").split()[1])
         cpus = count_cpus(machine.read("/sys/devices/system/cpu/online"))
-        limits = (self.max_per_cpu_1min, self.max_per_cpu_5min, self.max_per_cpu_15min)
-        for minutes, word, limit in zip((1, 5, 15), words, limits, strict=False):
-            load = float(word)
-            if limit is not None and load / cpus > limit:
-                text = f"load {load:g} over {minutes} min on {cpus} CPUs, limit {limit:g} per CPU"
-                return warned(text, load=load)
-        return passed(f"load {words[0]}", load=float(words[0]))
+        text = f"load {load:g} over 5 min"
+        if load / cpus > self.max_per_cpu:
+            limit = f"limit {self.max_per_cpu:g} per CPU"
+            return warned(f"{text} on {cpus} CPUs, {limit}", load=load)
+        return passed(text, load=load)
 
 
 def count_cpus(ranges: str) -> int:
@@ -99,25 +92,6 @@ def count_cpus(ranges: str) -> int:
             raise Unmeasured(f"cannot read {ranges.strip()!r} as CPUs")
         total += int(high or low) - int(low) + 1
     return total
-
-
-class Zombies(Check, frozen=True, kw_only=True):
-    """Processes that have ended and that their parents have not collected."""
-
-    TOGETHER = True
-    READS = PROCESSES
-    SEVERITY = Status.WARN
-
-    # More is a warning.
-    max_count: Count = 50
-
-    def measure(self, machine: CheckContext) -> Finding:
-        """Count the processes in state Z; a few are always passing through."""
-        zombies = [task for task in processes(machine) if task.state == "Z"]
-        text = counted(len(zombies), "zombie")
-        if len(zombies) > self.max_count:
-            return warned(f"{text}, limit {self.max_count}: {_named(zombies)}")
-        return passed(text, zombies=len(zombies))
 
 
 class Uninterruptible(Check, frozen=True, kw_only=True):
@@ -213,32 +187,3 @@ class Daemon(Check, frozen=True, kw_only=True):
         name = self.name[:_COMM_LENGTH]
         named = [task for task in processes(machine) if task.name == name and task.state != "Z"]
         return sum(owner(machine, task.pid) in uids for task in named)
-
-
-class Unit(Check, frozen=True, kw_only=True):
-    """A systemd unit is active. One that is starting or stopping is a warning."""
-
-    # Its name.
-    unit: Annotated[str, msgspec.Meta(pattern=r"^[\w@.:\\-]+$")]
-
-    def measure(self, machine: CheckContext) -> Finding:
-        """Ask systemctl."""
-        from slurm_health.node.checks.external import run_program
-
-        argv = ["systemctl", "show", "--property=LoadState,ActiveState,SubState", "--", self.unit]
-        ran = run_program(argv, machine)
-        fields = dict(line.partition("=")[::2] for line in ran.output.splitlines())
-        if ran.code != 0 or not fields.get("ActiveState"):
-            raise Unmeasured(f"systemctl: {ran.output.strip() or ran.first_line}")
-        return self.judge(fields)
-
-    def judge(self, fields: dict[str, str]) -> Finding:
-        """Judge the properties of the unit. Pure."""
-        active = fields["ActiveState"]
-        if fields.get("LoadState") == "not-found":
-            return node_fault(f"there is no unit {self.unit}")
-        if active in ("activating", "reloading", "deactivating"):
-            return warned(f"{self.unit} is {active}")
-        if active != "active":
-            return node_fault(f"{self.unit} is {active} ({fields.get('SubState', '')})")
-        return passed(f"{self.unit} is active")

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks by vendors' tools: AMD GPUs, NVMe drives, the board, optics, NVIDIA's diagnostic."""
+"""Checks by vendors' tools: AMD GPUs, NVMe drives, the board, NVIDIA's diagnostic."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -16,16 +15,14 @@ from slurm_health.node.checks.check import (
     CheckContext,
     Count,
     NotApplicable,
-    NotNegative,
     Weight,
 )
-from slurm_health.node.checks.external import ProgramRun, is_there, run_program
+from slurm_health.node.checks.external import ProgramRun, run_program
 from slurm_health.node.checks.gpu import allotted
 from slurm_health.node.checks.rows import Record, Row, ask, judge, records_of
 from slurm_health.node.rules.finding import (
     Finding,
     Remedy,
-    Status,
     inconclusive,
     joined,
     node_fault,
@@ -110,10 +107,7 @@ def amd_gpus(metrics: Iterable[Record]) -> set[str]:
 # --- NVMe drives ---------------------------------------------------------------------------------
 
 _NVME = "/sys/class/nvme"
-_HEALTH_LOGS = {  # by the tool's name: its arguments, and its names for what is judged
-    "smartctl": (["--json=c", "-H", "-A"], "percentage_used"),
-    "nvme": (["smart-log", "-o", "json"], "percent_used"),
-}
+_LIFE = 100.0  # percent of the writes that the maker promises
 # Bits of the critical warning (NVM Express base specification 2.0, figure 207).
 _CRITICAL: dict[int, tuple[Callable[[str], Finding], str]] = {
     0x04: (node_fault, "its reliability is degraded"),
@@ -125,23 +119,20 @@ _CRITICAL: dict[int, tuple[Callable[[str], Finding], str]] = {
 
 
 class Nvme(Check, frozen=True, kw_only=True):
-    """Local NVMe drives, by /sys and `smartctl` or `nvme`.
+    """Local NVMe drives, by /sys and `nvme smart-log`.
 
     A drive that the kernel has given up, that is read-only or calls itself degraded is a node
-    fault. Used-up spare blocks and heat are warnings.
+    fault. Used-up spare blocks, wear, heat, and blocks that could not be read since the last run
+    are warnings.
     """
 
     COMPONENTS = ("node", "storage")
     CONTEXTS = ("healthcheck", "retest")
 
-    # Name or path of smartctl or nvme; empty: whichever is installed.
-    program: str = ""
+    # Name or path.
+    program: str = "nvme"
     # Fewer is a node fault; 0: not judged.
     count: Count = 0
-    # Of the life that the maker promises; more is a warning.
-    max_used_percent: NotNegative = 100.0
-    # Blocks that could not be read back, since the last run on this node; more is a warning.
-    max_media_errors: Count = 0
 
     def measure(self, machine: CheckContext) -> Finding:
         """Read /sys/class/nvme, and the health log of every drive."""
@@ -162,18 +153,14 @@ class Nvme(Check, frozen=True, kw_only=True):
         before = history[-1][1] if history else errors
         for name, count in errors.items():
             lost = count - before.get(name, count)
-            if lost > self.max_media_errors:
+            if lost > 0:
                 text = f"{name}: {counted(lost, 'block')} could not be read since the last check"
                 parts.append(warned(text, media_errors=lost))
         return joined(parts, well=f"{number} healthy")
 
     def _drive(self, name: str, machine: CheckContext, errors: dict[str, int]) -> Iterator[Finding]:
-        program = self.program or next(
-            (tool for tool in _HEALTH_LOGS if is_there(tool, machine)), "smartctl"
-        )
-        arguments, used = _HEALTH_LOGS["nvme" if Path(program).name == "nvme" else "smartctl"]
         try:
-            run = run_program([program, *arguments, f"/dev/{name}"], machine)
+            run = run_program([self.program, "smart-log", "-o", "json", f"/dev/{name}"], machine)
         except Unmeasured as err:
             yield inconclusive(f"{name}: {err}")
             return
@@ -189,18 +176,13 @@ class Nvme(Check, frozen=True, kw_only=True):
             "",
         )
         if not warning.isdecimal():
-            messages = [record["string"] for record in records if "string" in record]
-            why = "; ".join(messages) or run.first_line or f"exit code {run.code}"
-            yield inconclusive(f"{name}: {why}")
+            yield inconclusive(f"{name}: {run.first_line or f'exit code {run.code}'}")
             return
         for bit, (judged, text) in _CRITICAL.items():
             if int(warning) & bit:
                 yield judged(f"{name}: {text}")
-        limit = self.max_used_percent
-        words = f"{name}: {{{used}}} % of its life are used, limit {limit:g}"
-        worn = Row({"critical_warning": ".*"}, "warn", words, above=(used, limit - 1))
-        if used == "percent_used":
-            worn = worn._replace(fields={})
+        words = f"{name}: {{percent_used}} % of its life are used, limit {_LIFE:g}"
+        worn = Row({}, "warn", words, above=("percent_used", _LIFE - 1))
         yield from list(judge(records, [worn]))[:1]
         for record in records:
             if (count := record.get("media_errors", "")).isdecimal():
@@ -241,6 +223,7 @@ _MEMORY_WINDOW_S = 86_400.0
 class Bmc(Check, frozen=True, kw_only=True):
     """Fans, power supplies, and memory events of the last day, by `ipmitool` over /dev/ipmi0.
 
+    A fan beyond its critical threshold, and a supply that failed or lost its input, are warnings.
     A node that was drained for a memory event comes back after a day.
     """
 
@@ -250,10 +233,6 @@ class Bmc(Check, frozen=True, kw_only=True):
 
     # Name or path.
     program: str = "ipmitool"
-    # A sensor beyond its critical threshold.
-    fans: Weight = "warn"
-    # A supply that failed or lost its input, or lost redundancy.
-    power: Weight = "warn"
     # An uncorrectable error, a parity error or a disabled module in the log's last 100 entries.
     memory: Weight = "fault"
 
@@ -272,10 +251,10 @@ class Bmc(Check, frozen=True, kw_only=True):
         beyond = "{sensor}: {reading} (beyond its critical threshold)"
         rows = [
             row
-            for weight, entity in ((self.fans, _FANS), (self.power, _POWER))
+            for entity in (_FANS, _POWER)
             for row in (
-                Row({"entity": entity, "status": _BEYOND}, weight, beyond),
-                Row({"entity": entity, "reading": _BROKEN}, weight, "{sensor}: {reading}"),
+                Row({"entity": entity, "status": _BEYOND}, "warn", beyond),
+                Row({"entity": entity, "reading": _BROKEN}, "warn", "{sensor}: {reading}"),
             )
         ]
         of_memory = {"sensor": "Memory.*", "state": "Asserted"}
@@ -328,110 +307,6 @@ def _moment(text: str) -> datetime | None:
         return datetime.strptime(f"{match['date']}{year} {match['time']}", "%m/%d/%y %H:%M:%S")
     except ValueError:
         return None
-
-
-# --- cables and optics ---------------------------------------------------------------------------
-
-Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][\w.:-]{0,63}$")]
-_WATCHED = ("Temperature [C]", "Rx Power Current [dBm]", "Tx Power Current [dBm]")
-# `45 [-10..80]`, `1.017,1.264,-40 [-10.41..6]`: a value per lane, and the limits of the maker.
-_WITHIN = re.compile(r"(?P<values>[-\d.,\s]+?)\s*\[(?P<low>[-\d.]+)\.\.(?P<high>[-\d.]+)\]")
-# After correction; the InfiniBand architecture requires this of a link.
-_BIT_ERROR_RATE = 1e-12
-
-
-class Optics(Check, frozen=True, kw_only=True):
-    """Modules of cables and optics, by `ethtool -m` and `mlxlink --json`.
-
-    A dirty fibre may end at the switch, so it warns. Many copper cables have nothing to report.
-    """
-
-    SEVERITY = Status.WARN
-    COMPONENTS = ("node", "network", "nic")
-    # A module answers over a slow bus, in up to a second.
-    CONTEXTS = ("healthcheck", "retest")
-
-    # Ethernet interfaces, asked by ethtool.
-    interfaces: tuple[Name, ...] = ()
-    # Adapters (`mlx5_0`), asked by mlxlink.
-    devices: tuple[Name, ...] = ()
-    # Name or path.
-    ethtool: str = "ethtool"
-    # Name or path.
-    mlxlink: str = "mlxlink"
-
-    def __post_init__(self) -> None:
-        if not self.interfaces and not self.devices:
-            raise ValueError("name the ports: interfaces = [...] or devices = [...]")
-
-    def measure(self, machine: CheckContext) -> Finding:
-        """Name alarms, values beyond the limits of a module's maker, and uncorrected errors."""
-        parts = [passed("", ports=len(self.interfaces) + len(self.devices))]
-        for name in (*self.interfaces, *self.devices):
-            try:
-                parts += self.port(name, machine)
-            except Unmeasured as err:
-                parts.append(inconclusive(f"{name}: {err}"))
-        return joined(parts, well="no alarm of a cable or an optic")
-
-    def port(self, name: str, machine: CheckContext) -> Iterator[Finding]:
-        """Yield what is wrong with the module of a port.
-
-        Raises:
-            Unmeasured: the port has no module that answers.
-        """
-        if name in self.interfaces:
-            output = _printed([self.ethtool, "-m", name], machine)
-            # `Laser rx power low alarm (Chan 1)   : On`: newer releases have JSON for it, but those
-            # of current distributions print this alone. The warnings, at narrower limits, come and
-            # go.
-            fields = [line.partition(":")[::2] for line in output.splitlines()]
-            lines = [
-                {"port": name, "what": " ".join(what.split()), "value": value.strip()}
-                for what, value in fields
-            ]
-            alarm = Row({"what": r".* alarm(\s+\(.*\))?", "value": "On"}, "warn", "{port}: {what}")
-            yield from judge(lines, [alarm])
-            return
-        output = _printed([self.mlxlink, "-d", name, "-m", "-c", "--json"], machine)
-        sections = {record.get("in", ""): record for record in records_of(output)}
-        if "output" not in sections:
-            raise Unmeasured("mlxlink gave no result")
-        trouble = {"port": name, "Recommendation": "trouble"}
-        trouble |= sections.get("Troubleshooting Info", {})
-        words = "{port}: {Recommendation}"
-        yield from judge([trouble], [Row({"Status Opcode": r"(?!0$|N/A$).*"}, "warn", words)])
-        for what in _WATCHED:
-            if outside := _outside(sections.get("Module Info", {}).get(what, "")):
-                yield warned(f"{name}: {what} {outside}")
-        # mlxlink prints 15E-255 if nothing was counted.
-        errors = {"port": name, **sections.get("Physical Counters and BER Info", {})}
-        words = "{port}: bit error rate {Effective Physical BER} after correction"
-        limit = ("Effective Physical BER", _BIT_ERROR_RATE)
-        yield from judge([errors], [Row({}, "warn", f"{words}, limit 1e-12", above=limit)])
-
-
-def _printed(argv: Sequence[str], machine: CheckContext) -> str:
-    run = run_program(argv, machine)
-    if run.code != 0:
-        raise Unmeasured(run.first_line or f"exit code {run.code}")
-    return run.output
-
-
-def _outside(text: str) -> str:
-    """Return values and limits if a value is beyond them, else nothing."""
-    match = _WITHIN.search(text)
-    if match is None:
-        return ""
-    try:
-        values = [float(value) for value in match["values"].split(",")]
-        low, high = float(match["low"]), float(match["high"])
-    except ValueError:
-        return ""
-    # Some makers give no limits.
-    if low >= high or all(low <= value <= high for value in values):
-        return ""
-    return f"{match['values']}, allowed {low:g} to {high:g}"
 
 
 # --- NVIDIA's own diagnostic ---------------------------------------------------------------------

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from slurm_health.node import notify, shared
 from slurm_health.node.checks.check import CheckContext, first_few
-from slurm_health.node.checks.clock import read_clock
 from slurm_health.node.checks.external import is_there, program_of
 from slurm_health.node.checks.filesystem import read_mounts
 from slurm_health.node.doctor import ownership
@@ -22,9 +21,7 @@ from slurm_health.node.doctor.advice import Advice, change, fine, look
 from slurm_health.node.hooks.healthcheck import LONGEST_REPEAT_S
 from slurm_health.node.rules.settings import matches
 from slurm_health.node.run import node_name
-from slurm_health.node.shared import MARGIN_S
 from slurm_health.node.site import Site
-from slurm_health.node.state import LOCK_LIMIT_S
 from slurm_health.records.errors import Unmeasured
 from slurm_health.system import SYSTEM_PATH
 from slurm_health.system.proc import Mount, mount_of
@@ -35,34 +32,26 @@ from slurm_health.system.telemetry import LOG_SOCKET
 _LOCAL_TYPES = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay"}
 )
-_CALLS_OF_A_DRAIN = 5
 _HERE = CheckContext()
-TORCH_QUESTION = (
-    "import torch; n = torch.cuda.nccl.version() if torch.cuda.is_available() else 'none';"
-    "print('torch', torch.__version__, 'CUDA', torch.version.cuda, 'NCCL', n)"
-)
 
 
-def advise_machine(
-    site: Site, cluster: str, limits_s: Mapping[str, int], place: CheckContext = _HERE
-) -> list[Advice]:
+def advise_machine(site: Site, cluster: str, place: CheckContext = _HERE) -> list[Advice]:
     """Return advice on the config file and this machine.
 
     Args:
         site: the config file.
         cluster: its name in slurm.conf, empty if it is unknown.
-        limits_s: of the shims, by the key of slurm.conf that names the shim.
         place: the machine.
     """
     return [
-        *_settings(site, limits_s),
+        *_settings(site),
         _ledger(site, place),
         *_journal(site, cluster, place),
         *_host(site, place),
     ]
 
 
-def _settings(site: Site, limits_s: Mapping[str, int]) -> Iterator[Advice]:
+def _settings(site: Site) -> Iterator[Advice]:
     if os.getuid() != 0:
         text = "not root: files that only root can read or write were not checked"
         yield look(text, "run doctor as root on a node, as the hooks run")
@@ -79,14 +68,6 @@ def _settings(site: Site, limits_s: Mapping[str, int]) -> Iterator[Advice]:
         yield look(text, "remove shadow = true, check by check")
     else:
         yield fine(f"checks: {len(site.planned)}, of them in shadow: {len(shadow)}")
-    for hook, longest_s in longest_hooks_s(site).items():
-        if longest_s > limits_s[hook]:
-            text = (
-                f"{hook} may take {longest_s:g} s if every step is slow, more than the"
-                f" {limits_s[hook]} s of its shim: such a hook is killed and drains nothing"
-            )
-            fix = f"a lower time_limit_s of the checks, or limit={longest_s:.0f} in the shim"
-            yield look(text, fix)
     slow = [check.name for check in site.planned if check.time_limit_s > LONGEST_REPEAT_S]
     if slow and site.recovery.passes:
         text = (
@@ -106,28 +87,6 @@ def _settings(site: Site, limits_s: Mapping[str, int]) -> Iterator[Advice]:
         yield from ownership.loose_advice(what, ownership.replaceable(Path(site.metrics.directory)))
     what = f"root follows {site.path}"
     yield from ownership.loose_advice(what, ownership.replaceable(Path(site.path)))
-
-
-def longest_hooks_s(site: Site) -> dict[str, float]:
-    """Return how long prolog and epilog take if every step takes its limit."""
-    timing = site.timing
-    lock_s = timing.lock_s + MARGIN_S
-    # A drain changes the ledger before, and once more if it fails.
-    calls_s = _CALLS_OF_A_DRAIN * timing.slurm_s
-    drain_s = timing.spread_s + LOCK_LIMIT_S + calls_s + 2 * lock_s
-    checks_s = {}
-    for context in ("prolog", "epilog", "retest"):
-        checks = [check for check in site.planned if context in check.contexts]
-        # In a retest, exclusive checks run one by one.
-        apart = [check for check in checks if check.exclusive and context == "retest"]
-        together = [check.time_limit_s for check in checks if check not in apart]
-        apart_s = sum(check.time_limit_s for check in apart)
-        checks_s[context] = max(together, default=0.0) + apart_s
-    # Without the job's start in its environment, the journal is read twice and Slurm asked in
-    # between; then Slurm is asked whether the node is idle.
-    journal_s = 2 * timing.journal_s + 2 * timing.slurm_s
-    epilog_s = checks_s["epilog"] + journal_s + checks_s["retest"] + lock_s + drain_s
-    return {"Prolog": checks_s["prolog"] + drain_s, "Epilog": epilog_s}
 
 
 def unmatched(site: Site, nodes: Mapping[str, Node]) -> Iterator[Advice]:
@@ -248,15 +207,6 @@ def _host(site: Site, place: CheckContext) -> Iterator[Advice]:
         )
         yield look(text, "a directory that every node has for itself")
     yield log_advice(place)
-    try:
-        clock = read_clock()
-        if clock.synchronised:
-            yield fine(f"the clock is {clock.offset_ms:g} ms off")
-        else:
-            text = "the clock is not synchronised: times in journals and notes cannot be compared"
-            yield look(text, "follow a time server: chrony, or systemd-timesyncd")
-    except Unmeasured as err:
-        yield look(f"the state of the clock cannot be read: {err}", "follow a time server")
     # Users' jobs run this installation as well, on every node.
     ours = [Path(sys.executable), Path(__file__)]
     parents = {p for path in ours for start in (path, path.resolve()) for p in start.parents}
@@ -353,11 +303,3 @@ def reads_advice(obstacle: str) -> Advice:
     if "not installed" in obstacle:
         return fine(text)
     return look(text, "nothing, if that is intended")
-
-
-def torch_advice(output: str, code: int, python: str) -> Advice:
-    """Return advice on an interpreter's torch, from the answer to `TORCH_QUESTION`."""
-    if code != 0:
-        text = f"{python} has no torch: light probes check a job with it, without GPUs and NCCL"
-        return look(text, "slurm-health doctor --python PATH, with the one that jobs train with")
-    return fine(f"{python}: {output.strip()}")

@@ -6,7 +6,6 @@ Releases of Slurm are from its own CHANGELOG and slurm.conf(5).
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import os
 import re
@@ -33,13 +32,11 @@ _MOST_BYTES = 64 << 10
 _KILL_AFTER_S = 5
 # Limits of the shims as they are shipped. An epilog may test the node, with DCGM for minutes.
 SHIM_LIMITS_S = {"Prolog": 120, "Epilog": 480}
-# Slurm's defaults: AuthInfo=cred_expire, which is how long a requeued job waits, and
-# HealthCheckTimeout, which releases before 26.05 always keep to.
-_CRED_EXPIRE_S, _HEALTH_CHECK_S = 120, 60
+# HealthCheckTimeout's default, which releases before 26.05 always keep to.
+_HEALTH_CHECK_S = 60
 # Slurm's own from 24.05 on: so many times MessageTimeout, and at least so long.
 _MESSAGES, _UNKILLABLE_S = 5, 60
 _NO_LIMIT = 65534  # as scontrol shows a time limit that is not set
-_REQUEUE_DELAY = (25, 11)
 _WITHOUT = {
     "Prolog": "nodes are not checked before a job",
     "Epilog": "accusations of nodes by users' jobs are not followed up",
@@ -47,9 +44,6 @@ _WITHOUT = {
     "UnkillableStepProgram": "what kept a node that Slurm drains (Kill task failed) is lost",
 }
 _FAILS = "every job fails there, and Slurm drains its nodes"
-# Measured with srun (22.05): 24 nodes with 58 open files, and not 16 with 40. The rest is for files
-# that it inherits.
-_FILES_PER_NODE, _MORE_FILES = 2, 64
 
 
 class Shim(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,14 +100,6 @@ def scripts_of(key: str, config: Mapping[str, str]) -> dict[str, Shim | None]:
     return {path: read_shim(Path(path)) for path in paths}
 
 
-def hook_limits_s(config: Mapping[str, str]) -> dict[str, int]:
-    """Return the shortest limits of the shims of prolog and epilog, by key of slurm.conf."""
-    return {
-        key: min((shim.limit_s for shim in scripts_of(key, config).values() if shim), default=limit)
-        for key, limit in SHIM_LIMITS_S.items()
-    }
-
-
 def advise(config: Mapping[str, str], site: Site | None) -> list[Advice]:
     """Return advice on slurm.conf and the scripts that it names."""
     scripts = {key: scripts_of(key, config) for key in SHIMS}
@@ -127,7 +113,7 @@ def advise(config: Mapping[str, str], site: Site | None) -> list[Advice]:
         *_prolog_flags(config),
         *_timeouts(config, shims),
         *_own_drains(config, shims),
-        *_requeue(config, shims["Prolog"]),
+        *_requeue(config),
         *_health_check(config, site, shims["HealthCheckProgram"]),
         *(advice for shim in every.values() for advice in _shim(shim, site)),
     ]
@@ -179,17 +165,6 @@ def _shim(shim: Shim, site: Site | None) -> Iterator[Advice]:
 
 
 def _prolog_flags(config: Mapping[str, str]) -> Iterator[Advice]:
-    """Yield advice on missing flags, and on lists set twice, of which Slurm takes the last."""
-    path, text = config.get("SLURM_CONF", ""), ""
-    with contextlib.suppress(OSError, ValueError):
-        text = Path(path).read_text(errors="replace") if path else ""
-    for key in ("PrologFlags", "SchedulerParameters"):
-        values = re.findall(rf"(?im)^\s*{key}\s*=\s*([^#\n]*)", text)
-        words = list(dict.fromkeys(w.strip() for value in values for w in value.split(",") if w))
-        lost = [word for word in words if word not in values[-1].strip().split(",")]
-        if lost:
-            twice = f"{path} sets {key} {len(values)} times, and Slurm takes the last"
-            yield change(f"{twice}: {','.join(lost)} is lost", f"one line: {key}={','.join(words)}")
     flags = [flag for flag in config.get("PrologFlags", "").split(",") if flag]
     known = {flag.lower() for flag in flags}
     missing = [flag for flag in ("Alloc", "DeferBatch") if flag.lower() not in known]
@@ -244,7 +219,7 @@ def _own_drains(config: Mapping[str, str], shims: Mapping[str, list[Shim]]) -> I
         yield look(text, f"PrologEpilogTimeout={longest_s + 2 * _KILL_AFTER_S} or more")
 
 
-def _requeue(config: Mapping[str, str], shims: list[Shim]) -> Iterator[Advice]:
+def _requeue(config: Mapping[str, str]) -> Iterator[Advice]:
     """Yield advice on the requeue of a job whose prolog fails."""
     parameters = [word for word in config.get("SchedulerParameters", "").split(",") if word]
     if config.get("JobRequeue") == "0":
@@ -257,24 +232,6 @@ def _requeue(config: Mapping[str, str], shims: list[Shim]) -> Iterator[Advice]:
         )
         wanted = ",".join([*parameters, "nohold_on_prolog_fail"])
         yield look(text, f"SchedulerParameters={wanted}")
-    version = re.match(r"(\d{1,3})\.(\d{1,2})", config.get("SLURM_VERSION", ""))
-    has_delay = version is not None and (int(version[1]), int(version[2])) >= _REQUEUE_DELAY
-    delay = next((word for word in parameters if word.startswith("requeue_delay=")), "")
-    expire = re.search(r"\bcred_expire=(\d{1,9})", config.get("AuthInfo", ""))
-    expire_s = int(expire[1]) if expire else _CRED_EXPIRE_S
-    if has_delay and not delay:
-        text = f"a job whose prolog fails waits {expire_s} s: requeue_delay is not set"
-        yield look(text, f"SchedulerParameters={','.join([*parameters, 'requeue_delay=5'])}")
-    elif expire_s > _CRED_EXPIRE_S and not has_delay:
-        text = f"AuthInfo has cred_expire={expire_s}: a job whose prolog fails waits that long"
-        yield look(text, "a shorter one, longer than any prolog takes")
-    longest_s = max((shim.limit_s for shim in shims), default=0)
-    if expire and expire_s < longest_s:
-        text = (
-            f"AuthInfo has cred_expire={expire_s}: a prolog may take the {longest_s} s of its"
-            " shim, and a job whose credential expires meanwhile fails"
-        )
-        yield look(text, f"cred_expire={longest_s} or more, or a lower limit= in the prolog's shim")
 
 
 def _health_check(
@@ -294,37 +251,12 @@ def _health_check(
         yield look(text, f"HealthCheckTimeout={_HEALTH_CHECK_S}, or a lower limit= in {program}")
     word = config.get("HealthCheckNodeState", "") or "ANY"
     states = {state.strip() for state in word.upper().split(",")}
-    setting, fix = f"HealthCheckNodeState={word}", "HealthCheckNodeState=ANY"
-    releases = site is None or site.recovery.passes > 0
     if "ANY" in states:
         yield fine(f"{key} runs on nodes in state {word}")
-    elif states & {"START_ONLY", "REBOOT_ONLY"}:
-        yield look(f"{setting}: nodes are checked once, when they start, and no more", fix)
     else:
-        if "IDLE" not in states and releases:
-            yield look(f"{setting}: a drained node is never returned to service", fix)
-        if not states & {"IDLE", "NONDRAINED_IDLE"}:
-            yield look(f"{setting}: idle nodes are not checked", fix)
-        elif not states & {"ALLOC", "MIXED"}:
-            text = f"{setting}: a fault under a job is noticed only by the next prolog"
-            yield look(text, f"{fix}, unless a check of the health check needs its node alone")
-
-
-def advise_on_size(nodes: int, open_files: float) -> list[Advice]:
-    """Return advice on a step on all nodes of a cluster.
-
-    Args:
-        nodes: of the cluster.
-        open_files: the limit of a process here.
-    """
-    wanted = _FILES_PER_NODE * nodes + _MORE_FILES
-    if open_files >= wanted:
-        return [fine(f"one step can run on all {nodes} nodes")]
-    text = (
-        f"a process may have {open_files:.0f} files open on this machine: srun needs"
-        f" {_FILES_PER_NODE} per node of a step, and starts no task on the nodes beyond"
-    )
-    return [look(text, f"LimitNOFILE={wanted} or more for slurmd, and as hard limit at login")]
+        text = f"HealthCheckNodeState={word}: nodes in other states are not checked"
+        returns = "" if site is not None and not site.recovery.passes else ", nor returned"
+        yield look(f"{text}{returns}", "HealthCheckNodeState=ANY, unless a check needs idle nodes")
 
 
 def _seconds(config: Mapping[str, str], key: str) -> int | None:

@@ -75,7 +75,7 @@ def _accused(hook: Hook) -> Cause | None:
     """Return why the verdict of the ended job's own check drains this node; None if it does not.
 
     A verdict of the sweep's user counts as root's own. Another user's counts if a check of this
-    node confirms it, if the site trusts its evidence, or together with other users' marks.
+    node confirms it, or together with other users' marks.
     """
     ended = job_of(hook.environ)
     if ended is None:
@@ -93,7 +93,6 @@ def _accused(hook: Hook) -> Cause | None:
     from slurm_health.node.hooks import partners
     from slurm_health.node.rules.accusations import effective
 
-    hook.revoke_passes()  # a user's verdict is enough to have a node checked
     accusation = effective(accused)
     if partners.is_of_sweep(hook.site, ended.uid):
         if accusation is None:
@@ -107,14 +106,11 @@ def _accused(hook: Hook) -> Cause | None:
         return None
     what = "calls this node slow" if accusation.slow else "accuses this node"
     hook.log.warning(f"user {ended.uid} {what}: {accusation.text}")
-    policy = hook.site.accusations.policy
-    if policy is AccusationPolicy.NEVER:
+    if hook.site.accusations.policy is AccusationPolicy.NEVER:
         return None
     confirmed = _confirmed(hook, ended, accusation)
     if confirmed is not None or accusation.slow:
         return confirmed
-    if policy is AccusationPolicy.EVIDENCE and accusation.strong:
-        return _unconfirmed(ended, "accused", accusation.text)
     cause = _marked(hook, ended, accusation)
     if hook.site.sweep.user:
         request = partners.Request(

@@ -13,22 +13,20 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Collection, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from slurm_health.node import state
+from slurm_health.node import shared, state
 from slurm_health.node.hooks.hook import Hook
 from slurm_health.node.rules import drain_note
 from slurm_health.node.rules.finding import UNWATCHED, WELL, CheckResult, Status, node_faults
 from slurm_health.node.rules.recovery import DrainRecord, after_test, is_due
 from slurm_health.node.site import Site, keep_last_good
 from slurm_health.node.store import held
-from slurm_health.records.decoding import from_json, from_msgpack
 from slurm_health.records.text import counted, cut
-from slurm_health.system.killable import Answered, run_guarded
+from slurm_health.system.killable import run_guarded
 
 if TYPE_CHECKING:
     from slurm_health.node.repair import Repairs
@@ -40,7 +38,6 @@ LOCK = "healthcheck.lock"
 HEALTH_FILE = "health.json"  # beside it
 # Three times the interval of health checks that docs/admin/install.md sets.
 HEALTH_VALID_S = 900
-_LAST_CHECKS = "checked"  # in the directory that all nodes share
 _KEEP_LIMIT_S = 2.0
 _TEXT_LENGTH = 500
 _DAY_S = 86_400.0
@@ -125,7 +122,7 @@ def _repairs(hook: Hook) -> Repairs:
 
 def _report_trouble(hook: Hook) -> None:
     """Notify of a config file that cannot be used: once a day for all nodes."""
-    from slurm_health.node import notify, shared
+    from slurm_health.node import notify
     from slurm_health.node.rules.breaker import DrainLedger
 
     trouble, now_s = hook.site.trouble, hook.context.now_s
@@ -142,9 +139,7 @@ def _report_trouble(hook: Hook) -> None:
         hook.log.warning(f"not notified of the config file: {err}")
         return
     if is_new:
-        event = notify.NodeEvent(
-            kind=notify.EventKind.UNCHECKED, node=hook.node, time_s=now_s, text=trouble
-        )
+        event = notify.NodeEvent(notify.EventKind.UNCHECKED, hook.node, now_s, trouble)
         notify.send(hook.site, event)
 
 
@@ -185,7 +180,8 @@ def _recover(hook: Hook, kept: DrainRecord, *, no_fault: bool) -> None:
     if now is not None and (steps or test) and (due or is_ours):
         repairs, faults = _repairs(hook), [*node_faults(hook.results), *node_faults(results)]
         if due or passed:
-            repairs.end_reboot(kept)
+            with contextlib.suppress(shared.StoreUnusable):  # the next health check saves it
+                repairs.end_last(kept, ())
         elif steps and (faults or not kept.retest):
             repairs.consider(kept, now, faults)
         due = due and repairs.may_return(after, now)
@@ -274,6 +270,9 @@ class LastCheck(msgspec.Struct, frozen=True, kw_only=True):
     progress: dict[str, str] = {}
 
 
+LAST_CHECKS = shared.NodeFiles("checked", LastCheck)
+
+
 def last_check_of(results: Sequence[CheckResult], *, node: str, now_s: float) -> LastCheck:
     """Return a health check with these results, the faults first."""
     faults = node_faults(results)
@@ -303,34 +302,12 @@ def save_last_check(site: Site, check: LastCheck) -> tuple[bool, bytes]:
     """
     if not site.breaker.directory:
         return False, b""
-    from slurm_health.node import shared
-    from slurm_health.system.private_files import publish
 
-    def work() -> bytes:
-        directory = shared.directory(site.breaker) / _LAST_CHECKS
-        directory.mkdir(mode=0o755, exist_ok=True)
-        publish(directory / f"{check.node}.json", msgspec.json.encode(check))
-        return msgspec.msgpack.encode(shared.claim_look(directory.parent, check.node, time.time()))
+    def work() -> tuple[bool, bytes]:
+        LAST_CHECKS.save(site.breaker, check.node, check)
+        return shared.claim_look(shared.directory(site.breaker), check.node, time.time())
 
-    answer = run_guarded(site.state, shared.STUCK, work, _KEEP_LIMIT_S)
-    if not isinstance(answer, Answered):
+    try:
+        return shared.in_child(site, work, tuple[bool, bytes], limit_s=_KEEP_LIMIT_S)
+    except shared.StoreUnusable:
         return False, b""
-    return from_msgpack(answer.data, tuple[bool, bytes])
-
-
-def read_last_checks(site: Site) -> dict[str, LastCheck]:
-    """Return the last health check of every node, by name."""
-    checks = {}
-    for path in (Path(site.breaker.directory or "/nowhere") / _LAST_CHECKS).glob("*.json"):
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            checks[path.stem] = from_json(path.read_bytes(), LastCheck)
-    return checks
-
-
-def delete_last_checks(site: Site, nodes: Collection[str]) -> None:
-    """Delete the health checks of nodes that Slurm no longer has, if this user may."""
-    if site.breaker.directory:
-        with contextlib.suppress(OSError):
-            for path in (Path(site.breaker.directory) / _LAST_CHECKS).glob("*.json"):
-                if path.stem not in nodes:
-                    path.unlink()

@@ -7,16 +7,15 @@ On a healthy node a hook asks Slurm nothing and loads nothing that only a drain 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from slurm_health.node import STATE_FILE, passes
+from slurm_health.node import STATE_FILE
 from slurm_health.node.checks.check import CheckContext, Planned
 from slurm_health.node.hooks.log import Log
-from slurm_health.node.rules.finding import WELL, CheckResult, inconclusive, warned
+from slurm_health.node.rules.finding import CheckResult, inconclusive, warned
 from slurm_health.node.run import (
     after_drain,
     chosen,
@@ -75,59 +74,15 @@ class Hook:
         self.slurm_node: SlurmNode | None = None
 
     def check(self) -> list[CheckResult]:
-        """Run the checks of this hook, log and return their results, and save a pass."""
-        # The epilog's checks look for leftovers of the job, so its pass says nothing later.
-        kept = self.site.longest_pass_min > 0 and self.name != "epilog"
-        passed = self._new_pass() if kept else None
-        self.results = run_checks(self._chosen(), self.context)
+        """Run the checks of this hook, log and return their results."""
+        partition = self.environ.get("SLURM_JOB_PARTITION")
+        planned = chosen(self.site.planned, self.name, self.node, partition)
+        self.results = run_checks(planned, self.context)
         if self.site.trouble:
             text = f"{self.site.trouble}; the last good settings are used"
             self.results.append(CheckResult(name="config", finding=warned(text)))
         self.log.results(self.results)
-        if self.site.metrics.syslog_json:
-            self.log.verdicts(self.results)
-        if any(result.status not in WELL for result in self.results):
-            self.revoke_passes()
-        elif passed is not None:
-            passes.add(self.site.passes, passed)
         return self.results
-
-    def has_recent_pass(self) -> bool:
-        """Return whether this node passed the checks of this hook within `hooks.passed_min`."""
-        within_s = 60 * self.site.hooks.passed_min
-        if not within_s:
-            return False
-        now = self.context.boot_time()
-        recent = passes.recent(self.site.passes, now, within_s, owner=os.geteuid())
-        wanted = self._new_pass() if recent else None
-        return wanted is not None and passes.covers(recent, wanted)
-
-    def revoke_passes(self) -> None:
-        """Have this node checked again, whatever it has passed before."""
-        kept = self.site.longest_pass_min > 0
-        if kept and not passes.revoke(self.site.passes, self.context.boot_time()):
-            self.log.error(
-                f"{self.site.passes} cannot be written: for {self.site.longest_pass_min:g} min"
-                " this node may not be checked again"
-            )
-
-    def _chosen(self) -> list[Planned]:
-        partition = self.environ.get("SLURM_JOB_PARTITION")
-        return chosen(self.site.planned, self.name, self.node, partition)
-
-    def _new_pass(self) -> passes.Pass | None:
-        """Return a pass of this hook's checks that begins now; None without checks or a clock."""
-        began = self.context.boot_time()
-        try:
-            by = passes.config_fingerprint(self.site.path)
-        except OSError:
-            return None
-        names = frozenset(check.name for check in self._chosen())
-        if began is None or not names:
-            return None
-        return passes.Pass(
-            hook=self.name, checks=names, began=began, by=by, expected=self._expected()
-        )
 
     def _expected(self) -> dict[str, str]:
         return {name: self.environ[name] for name in _EXPECTED if name in self.environ}
@@ -169,13 +124,15 @@ class Hook:
     def sync_drain(self) -> bool:
         """Compare our drain of this node with Slurm; return whether an administrator lifted it.
 
-        A drain whose note was edited belongs to its editor: its record is deleted.
+        The record of a drain that was lifted is deleted, and so is one with another note by now:
+        that drain is its editor's. If Slurm itself has overwritten the note, the record waits: both
+        causes must be gone. Lifting it means that the node is repaired, so records of the past,
+        such as the kernel's log, count from now on.
         """
         from slurm_health.node import state
 
         directory = self.site.state
-        kept = state.load_record(directory, self.node)
-        if kept is None:
+        if state.load_record(directory, self.node) is None:
             if (other := state.load_record(directory)) is not None:
                 self.log.warning(
                     f"{directory} holds the drain of {other.node}: every node needs its own"
@@ -183,22 +140,27 @@ class Hook:
                 )
             return False
         from slurm_health.node import drain, notify
+        from slurm_health.node.rules import drain_note, slurm_reasons
         from slurm_health.node.store import StoreUnusable
 
         try:
-            now = drain.sync_with_slurm(
-                directory, self.node, self.controller(), self.context.boot_time()
-            )
+            with state.drain_lock(directory, state.AGAIN_LIMIT_S):
+                kept = state.load_record(directory, self.node)
+                if kept is None:
+                    return False
+                self.slurm_node = now = self.controller().node(self.node)
+                if now.out_of_pool:
+                    self.held_by = f"{now.state}: {now.reason or '(no reason)'}"
+                    reason = drain_note.unsigned(now.reason)
+                    if reason != kept.reason and slurm_reasons.kind_of(reason) is None:
+                        state.delete_record(directory)
+                        self.log.info(f"another process changed the drain: {self.held_by}")
+                    return False
+                if kept.confirmed:
+                    state.save_return(directory, self.context.boot_time())
+                state.delete_record(directory)
         except (SlurmError, StoreUnusable) as err:
             self.log.warning(f"could not query Slurm: {err}")
-            return False
-        if now is None:
-            return False
-        self.slurm_node = now
-        if now.out_of_pool:
-            self.held_by = f"{now.state}: {now.reason or '(no reason)'}"
-            if state.load_record(directory, self.node) is None:
-                self.log.info(f"another process changed the drain: {self.held_by}")
             return False
         drain.count_return(self.site, self.node)
         if not kept.confirmed:  # recorded before the attempt, and never drained
@@ -206,10 +168,8 @@ class Hook:
             return False
         text = "it was returned to the pool"
         self.log.info(text)
-        released = notify.NodeEvent(
-            kind=notify.EventKind.RELEASED, node=self.node, time_s=self.context.now_s, text=text
-        )
-        notify.send(self.site, released)
+        kind, now_s = notify.EventKind.RELEASED, self.context.now_s
+        notify.send(self.site, notify.NodeEvent(kind, self.node, now_s, text))
         self.context = _with_return_time(self.context)
         return True
 
@@ -231,7 +191,6 @@ class Hook:
 
     def drain(self, cause: Cause) -> bool:
         """Drain this node if ledger and Slurm allow it; return whether it takes no jobs now."""
-        self.revoke_passes()
         from slurm_health.node.drain import DrainStatus, drain_this_node
 
         result = drain_this_node(

@@ -19,10 +19,10 @@ from slurm_health.node.checks.cpu_speed import sample_cpus
 from slurm_health.node.checks.external import is_there, run_program
 from slurm_health.node.checks.filesystem import read_mounts
 from slurm_health.node.checks.memory import read_meminfo
-from slurm_health.node.checks.network import is_compared, read_ports
+from slurm_health.node.checks.network import read_ports
 from slurm_health.node.checks.rows import records_of
 from slurm_health.node.checks.tasks import Daemon, count_cpus
-from slurm_health.node.checks.vendors import Optics, amd_gpus, local_drives
+from slurm_health.node.checks.vendors import amd_gpus, local_drives
 from slurm_health.records.errors import Unmeasured
 from slurm_health.system.nvml import GpuDevice, read_gpus
 from slurm_health.system.proc import mounts_in
@@ -38,7 +38,7 @@ _QUIET_SHARE = 0.9
 # Level 2 takes two minutes, and the host engine may have to load first. The epilog's shim, as it is
 # shipped, leaves room for it.
 _DCGM_LIMIT_S = 300
-# A BMC with a few hundred sensors, and eight ports with modules, answer within half a minute.
+# A BMC with a few hundred sensors answers within half a minute.
 _SLOW_LIMIT_S = 40
 # Mount points that the system and jobs write to. A directory at the top that is none of the
 # system's is the site's own, such as scratch.
@@ -173,15 +173,20 @@ def _network(context: CheckContext) -> Iterator[Table]:
         keys = {"check": "ethernet", "interface": name, "min_speed_mbit": speed}
         yield f"ethernet-{name}", keys
     ports = read_ports(context)
-    # Adapters of storage are often slower than those of the GPUs.
-    rates = {
-        name: port.rate_gbit_per_s
-        for name, port in sorted(ports.items())
-        if port.state == "ACTIVE" and is_compared(name, ports)
-    }
-    if rates:
-        known = {name: rate for name, rate in rates.items() if rate}
-        yield "infiniband", {"ports": list(rates), "rates": known}
+    # Adapters of storage are often slower than those of the GPUs. Where there is InfiniBand, an
+    # Ethernet port beside it has another use, and a bond of Ethernet ports is a device of its own.
+    has_infiniband = any(not port.is_ethernet for port in ports.values())
+    by_rate: dict[float, list[str]] = {}
+    for name, port in sorted(ports.items()):
+        is_used = not port.is_ethernet or not (has_infiniband or "bond" in name)
+        if port.state == "ACTIVE" and is_used:
+            by_rate.setdefault(port.rate_gbit_per_s or 0.0, []).append(name)
+    for number, (rate, names) in enumerate(sorted(by_rate.items(), reverse=True)):
+        keys = {"ports": names, "min_rate_gbit_per_s": rate}
+        if number:
+            yield f"infiniband-{rate:g}", {"check": "infiniband", **keys}
+        else:
+            yield "infiniband", keys
 
 
 def _gpus(context: CheckContext) -> Iterator[Table]:
@@ -212,27 +217,11 @@ def _vendors(context: CheckContext) -> Iterator[Table]:
         metrics = records_of(run_program(["amd-smi", "metric", "--json"], context).output)
         yield "amd-gpu", {"count": len(amd_gpus(metrics)), "time_limit_s": _SLOW_LIMIT_S}
     drives = local_drives(context)
-    if drives and (is_there("smartctl", context) or is_there("nvme", context)):
+    if drives and is_there("nvme", context):
         yield "nvme", {"count": len(drives)}
     has_driver = any(context.path(f"/dev/{name}").exists() for name in ("ipmi0", "ipmi/0"))
     if has_driver and is_there("ipmitool", context):
         yield "bmc", {"time_limit_s": _SLOW_LIMIT_S}
-
-
-def _optics(context: CheckContext) -> Iterator[Table]:
-    """Yield the ports whose modules answer now: many have a copper cable that does not."""
-    interfaces = _interfaces(context) if is_there("ethtool", context) else []
-    ports = read_ports(context) if is_there("mlxlink", context) else {}
-    devices = [name.partition(":")[0] for name, port in ports.items() if port.state == "ACTIVE"]
-    answering: dict[str, Any] = {}
-    for key, names in (("interfaces", interfaces), ("devices", devices)):
-        for name in names:
-            with contextlib.suppress(Unmeasured):
-                check = Optics(interfaces=tuple(interfaces), devices=tuple(devices))
-                list(check.port(name, context))
-                answering.setdefault(key, []).append(name)
-    if answering:
-        yield "optics", {**answering, "time_limit_s": _SLOW_LIMIT_S}
 
 
 _SECTIONS: dict[str, Callable[[CheckContext], Iterator[Table]]] = {
@@ -251,7 +240,6 @@ _SECTIONS: dict[str, Callable[[CheckContext], Iterator[Table]]] = {
     ),
     "GPUs": _gpus,
     "Vendors' tools; dcgm runs when a job accuses the node, while no other job is on it": _vendors,
-    "Cables and optics": _optics,
     "Jobs whose watch has died": lambda _: iter([("watches", {})]),
     "The kernel's log": lambda _place: iter([("kernel-log", {})]),
     "Leftovers of a job": lambda _place: iter([("leftovers", {})]),

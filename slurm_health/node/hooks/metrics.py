@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_health import __version__
 from slurm_health.node.rules.finding import UNWATCHED, CheckResult, Status, node_faults
 from slurm_health.node.site import Site
-from slurm_health.system.killable import Answered, run_guarded
+from slurm_health.system.killable import run_guarded
 from slurm_health.system.telemetry import Gauge, MetricSample, one_of, prometheus_text
 
 FILE = "slurm_health.prom"
@@ -34,21 +35,17 @@ def write(
     site: Site, results: Sequence[CheckResult], *, node: str, now_s: float, drained: bool
 ) -> None:
     """Replace the file, in a child. If that fails, the old file stays, and its time shows it."""
+    from slurm_health.node import shared
     from slurm_health.node.rules.breaker import tripped_for
-    from slurm_health.node.shared import STUCK, StoreUnusable, read_ledger
     from slurm_health.system.private_files import publish
 
-    def tripped() -> bytes:
-        try:
-            return b"1" if tripped_for(read_ledger(site.breaker), node) else b"0"
-        except StoreUnusable:
-            return b""
+    def tripped() -> bool:
+        return tripped_for(shared.read_ledger(site.breaker), node) is not None
 
     is_tripped = None
     if site.breaker.directory:
-        match run_guarded(site.state, STUCK, tripped, _LIMIT_S):
-            case Answered(data=data) if data:
-                is_tripped = data == b"1"
+        with contextlib.suppress(shared.StoreUnusable):
+            is_tripped = shared.in_child(site, tripped, bool, limit_s=_LIMIT_S)
 
     def publish_file() -> bytes:
         metrics = gauges(results, now_s=now_s, drained=drained, tripped=is_tripped)

@@ -17,7 +17,7 @@ from slurm_health.node.rules.breaker import DrainEntry, DrainLedger, Ignored, Tr
 from slurm_health.node.rules.finding import CheckResult
 from slurm_health.node.rules.recovery import DrainRecord
 from slurm_health.node.rules.repair import Outcome, RepairAttempt
-from slurm_health.node.rules.slurm_drain import culprit_text
+from slurm_health.node.rules.slurm_drain import culprit_text, culprits
 from slurm_health.node.run import after_drain, run_again
 from slurm_health.node.shared import StoreUnusable
 from slurm_health.node.site import Site
@@ -128,16 +128,16 @@ def listing(
     completing: Sequence[CompletingJob] = (),
 ) -> Listing:
     """Return the listing. Health checks of nodes that Slurm no longer has are deleted."""
-    records = slurm_drains.read_records(site)
+    records = slurm_drains.RECORDS.load(site.breaker) if site is not None else {}
     by_slurm = slurm_drains.drains_of(nodes, completing, records, now_s)
-    after = slurm_drains.culprits_of(by_slurm, records, now_s)
+    after = culprits((*records.values(), *by_slurm), now_s, shared.user_name)
     shares = site if site is not None and site.breaker.directory else None
     checked: dict[str, LastCheck] = {}
     known, trouble = _ledger(site)
     ledger = known or DrainLedger()
     if shares is not None:
-        checked = healthcheck.read_last_checks(shares)
-        healthcheck.delete_last_checks(shares, nodes)
+        checked = healthcheck.LAST_CHECKS.load(shares.breaker)
+        healthcheck.LAST_CHECKS.delete_others(shares.breaker, nodes)
     latest = repair.of_last_day(ledger.repairs, now_s)
     repairs = [attempt for name in sorted(latest) for attempt in latest[name]]
     under_way = {attempt.node for attempt in repairs if attempt.is_under_way(now_s)}

@@ -10,12 +10,8 @@ from slurm_health.node.rules.finding import node_faults
 def run(hook: Hook) -> bool:
     """Run the checks of the prolog; return whether the job must not start here.
 
-    With `hooks.passed_min`, a node that has just passed them is not checked again.
-
     Without a drain the job must start: a failed prolog makes Slurm drain, past the breaker.
     """
-    if hook.has_recent_pass():
-        return False
     faults = node_faults(hook.check())
     if faults and hook.sync_drain():
         faults = node_faults(hook.check())

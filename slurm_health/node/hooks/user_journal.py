@@ -26,7 +26,6 @@ from slurm_health.system.killable import (
     Stuck,
     become,
     limit_memory,
-    recall_stuck,
     run_guarded,
 )
 
@@ -39,9 +38,6 @@ _MASTER = "master.jsonl"
 _MOST_RUNS = 50
 _MOST_BYTES = 16 << 20
 _GUARDED = "journal of user "
-# With so many readers held in the kernel, the filesystem itself may be gone, and is tried first.
-_MOST_HELD = 3
-_SHARED = "root of all journals"
 _MEMORY_BYTES = 2 << 30
 # Slurm reuses job ids after it has lost its state. The clocks of nodes differ by less.
 _OF_ANOTHER_JOB_S = 24 * 3600
@@ -84,34 +80,18 @@ def accusations(site: Site, ended: JobEnded, node: str) -> list[Accusation]:
     """Return what the job's journal says against this node.
 
     A user can mount a filesystem that never answers over their own journal, so a reader that the
-    kernel holds keeps out that user's journals alone. With several readers held, the directory
-    that all journals share is tried first: no user's mount lies below its root.
+    kernel holds keeps out that user's journals alone.
 
     Raises:
         Unreadable: it cannot be read, or is no journal.
     """
 
     def work() -> bytes:
-        home = _be_user(ended)
-        root = Path(site.journal or _DEFAULT_ROOT)
-        if root.parts[:1] == ("~",):
-            root = home.joinpath(*root.parts[1:])
-        accused = list(_read(root, ended, node, _MOST_BYTES))
+        root = _be_user(site, ended)
+        accused = list(_read(root, ended, node))
         return msgspec.msgpack.encode(accused) if accused else b""
 
-    def list_shared() -> bytes:
-        _be_user(ended)
-        with os.scandir(Path(site.journal, ended.cluster)) as entries:
-            next(entries, None)
-        return b""
-
-    held = [name for name in recall_stuck(site.state) if name.startswith((_GUARDED, _SHARED))]
-    outcome = None
-    if len(held) >= _MOST_HELD and site.journal.startswith("/"):
-        outcome = run_guarded(site.state, _SHARED, list_shared, site.timing.journal_s)
-    if not isinstance(outcome, Hung | Stuck):
-        outcome = run_guarded(site.state, f"{_GUARDED}{ended.uid}", work, site.timing.journal_s)
-    match outcome:
+    match run_guarded(site.state, f"{_GUARDED}{ended.uid}", work, site.timing.journal_s):
         case Answered(data=data):
             return decode_answer(data, ended, node) if data else []
         case Broke(reason=reason):
@@ -148,10 +128,7 @@ def append_held(site: Site, ended: JobEnded, node: str, text: str) -> None:
     from slurm_health.system.journal import Writer, attempt_and_check, name_of, runs_of
 
     def work() -> bytes:
-        home = _be_user(ended, most_bytes=_MOST_BYTES)
-        root = home.joinpath(*Path(site.journal or _DEFAULT_ROOT).parts[1:])
-        if site.journal.startswith("/"):
-            root = Path(site.journal)
+        root = _be_user(site, ended, most_bytes=_MOST_BYTES)
         job = name_of(root, ended.cluster, str(ended.job), ended.uid, quick=True)
         runs = runs_of(root, ended.cluster, job, owner=ended.uid)
         last = max(runs, key=lambda run: attempt_and_check(run.name) or (-1, 0), default=None)
@@ -162,8 +139,10 @@ def append_held(site: Site, ended: JobEnded, node: str, text: str) -> None:
     run_guarded(site.state, f"{_GUARDED}{ended.uid}", work, site.timing.journal_s)
 
 
-def _be_user(ended: JobEnded, *, most_bytes: int = 0) -> Path:
-    """Become the job's user for good, and return their home; no file grows beyond `most_bytes`.
+def _be_user(site: Site, ended: JobEnded, *, most_bytes: int = 0) -> Path:
+    """Become the job's user for good; return the root of their journals.
+
+    No file grows beyond `most_bytes`.
 
     Raises:
         Unreadable: that is not possible.
@@ -180,10 +159,11 @@ def _be_user(ended: JobEnded, *, most_bytes: int = 0) -> Path:
         raise Unreadable(err.strerror or str(err)) from err
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
     limit_memory(_MEMORY_BYTES)
-    return Path(user.pw_dir)
+    root = Path(site.journal or _DEFAULT_ROOT)
+    return Path(user.pw_dir, *root.parts[1:]) if root.parts[0] == "~" else root
 
 
-def _read(root: Path, ended: JobEnded, node: str, max_bytes: int) -> Iterator[Accusation]:
+def _read(root: Path, ended: JobEnded, node: str) -> Iterator[Accusation]:
     """Yield the accusations of this node, run by run: of the attempt that ended, if it is known."""
     place = root / ended.cluster / str(ended.job)
     try:
@@ -207,20 +187,20 @@ def _read(root: Path, ended: JobEnded, node: str, max_bytes: int) -> Iterator[Ac
         attempts = {ended.attempt, max(0, ended.attempt - 1)}
         runs = {run for run in runs if run[0] in attempts} | {(attempt, 1) for attempt in attempts}
     for label in (label_of(*run) for run in sorted(runs)[-_MOST_RUNS:]):
-        data = _read_run(root, ended, (directory, label), max_bytes)
+        data = _read_run(root, ended, (directory, label))
         accusation = from_journal(data, node=node, job=ended.job) if data else None
         if accusation is not None:
             yield accusation
 
 
-def _read_run(root: Path, ended: JobEnded, run_of_job: tuple[str, str], max_bytes: int) -> bytes:
+def _read_run(root: Path, ended: JobEnded, run_of_job: tuple[str, str]) -> bytes:
     levels = (ended.cluster, *run_of_job)
     try:
         with private_files.directory(root, *levels, owner=ended.uid) as run:
             written_s = os.stat(_MASTER, dir_fd=run, follow_symlinks=False).st_mtime
             if written_s < ended.start_s - _OF_ANOTHER_JOB_S:
                 return b""  # the journal of an older job with this id
-            return private_files.read(run, _MASTER, most_bytes=max_bytes)
+            return private_files.read(run, _MASTER, most_bytes=_MOST_BYTES)
     except FileNotFoundError:
         return b""
     except OSError as err:

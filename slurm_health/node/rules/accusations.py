@@ -25,11 +25,7 @@ from slurm_health.records.text import counted, plain
 from slurm_health.records.verdict import Level
 
 _TEXT = 160
-_EVIDENCE = 8
 _MOST_LINES = 200_000
-# What an accusation needs to stand alone, if a site trusts its users.
-_STRONG_PROBABILITY = 0.99
-_STRONG_EVIDENCE = 2
 _HOUR_S = 3600.0
 _DAY_S = 24 * _HOUR_S
 _MOST_MARKS = 200
@@ -53,20 +49,12 @@ class Accusation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     job: Annotated[int, msgspec.Meta(ge=1)]
     component: Annotated[str, msgspec.Meta(max_length=32, pattern=r"^[\w-]*$")]
     reason: Short
-    probability: Annotated[float, msgspec.Meta(ge=0, le=1)]
-    evidence: Annotated[tuple[Short, ...], msgspec.Meta(max_length=_EVIDENCE)]
     level: Level = Level.FAULTY
 
     @property
     def slow(self) -> bool:
         """Whether it only calls the node slow."""
         return self.level is Level.SLOW
-
-    @property
-    def strong(self) -> bool:
-        """Whether it brings evidence of its own, from more than one test."""
-        certain = self.probability >= _STRONG_PROBABILITY
-        return certain and not self.slow and len(set(self.evidence)) >= _STRONG_EVIDENCE
 
     @property
     def text(self) -> str:
@@ -110,8 +98,6 @@ def from_journal(data: bytes, *, node: str, job: int) -> Accusation | None:
         job=job,
         component=component[:32],
         reason=_short(verdict.reason),
-        probability=verdict.probability,
-        evidence=tuple(_short(line) for line in verdict.evidence[:_EVIDENCE]),
         level=verdict.level,
     )
 

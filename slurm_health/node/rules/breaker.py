@@ -101,18 +101,20 @@ class DrainLedger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     reported: tuple[str, float] = ("", 0.0)
 
 
-class DrainRefused(msgspec.Struct, frozen=True, kw_only=True):
-    """The drain must not happen. `ledger` is what to save: a trip may be new in it."""
+class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a drain may happen.
 
-    why: str
+    Args:
+        ledger: what to save: it counts the drain, or has a new trip.
+        why_not: the drain must not happen; empty if it may.
+        today: which drain of the node within a day it is.
+        tripped: a breaker tripped that had not before.
+    """
+
     ledger: DrainLedger
-
-
-class DrainAllowed(msgspec.Struct, frozen=True, kw_only=True):
-    """The drain may happen; `ledger` counts it already. It is the node's `today`th in a day."""
-
-    ledger: DrainLedger
-    today: int
+    why_not: str = ""
+    today: int = 0
+    tripped: bool = False
 
 
 def tripped_for(
@@ -169,7 +171,7 @@ def reserve(
     ours: Mapping[str, Collection[str]],
     racks: Mapping[str, Collection[str]] | None = None,
     name_of: Callable[[int], str] = str,
-) -> DrainAllowed | DrainRefused:
+) -> Reservation:
     """Decide about one drain and count it.
 
     Args:
@@ -184,7 +186,7 @@ def reserve(
     """
     why = refusal(ledger, wanted, name_of=name_of)
     if why:
-        return DrainRefused(why=why, ledger=ledger)
+        return Reservation(ledger=ledger, why_not=why)
     # What was begun and cut short for the same job is the same drain.
     entries = [
         entry
@@ -243,11 +245,12 @@ def reserve(
     if why:
         tried = (*refused, wanted)[-_MOST_ENTRIES:]
         after = msgspec.structs.replace(ledger, trips=trips, refused=tried)
-        return DrainRefused(why=why, ledger=after)
+        tripped = trips.keys() != ledger.trips.keys()
+        return Reservation(ledger=after, why_not=why, tripped=tripped)
     kept = (*entries, wanted)[-_MOST_ENTRIES:]
     today = sum(entry.node == wanted.node and _age_s(entry, wanted) <= _DAY_S for entry in kept)
     after = msgspec.structs.replace(ledger, entries=kept, trips=trips, refused=tuple(refused))
-    return DrainAllowed(ledger=after, today=today)
+    return Reservation(ledger=after, today=today)
 
 
 class _Excess(NamedTuple):

@@ -20,7 +20,6 @@ from slurm_health.node.rules.finding import Status
 CONTEXTS = ("prolog", "epilog", "healthcheck", "retest")
 AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
 Count = Annotated[int, msgspec.Meta(ge=0)]
-Minutes = Annotated[float, msgspec.Meta(ge=0, le=1440)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -43,9 +42,6 @@ class Hooks(_Table, frozen=True, kw_only=True):
     state: AbsolutePath = "/var/lib/slurm-health"
     # False: everything is measured and logged, and no node is drained.
     drain: bool = True
-    # A prolog does not check a node again that passed in the last so many minutes; 0: it checks
-    # before every job.
-    passed_min: Minutes = 0.0
 
 
 class Breaker(_Table, frozen=True, kw_only=True):
@@ -83,15 +79,12 @@ class Recovery(_Table, frozen=True, kw_only=True):
     # Drains that Slurm sets by itself: `off`, explained, or also
     # [lifted](../admin/slurm-drains.md) if their cause is gone.
     slurm_drains: Literal["off", "explain", "lift"] = "explain"
-    # Hold the pending jobs of a job, an array or a user whose endings drained two nodes.
-    hold_jobs: bool = False
 
 
 class AccusationPolicy(Enum):
     """The effect of an accusation."""
 
     CONFIRM = "confirm"  # a drain if a local check confirms it, a mark otherwise
-    EVIDENCE = "evidence"  # a drain if its own evidence is strong: users are trusted
     NEVER = "never"  # a line in the log
 
 
@@ -147,9 +140,6 @@ class Default(_Table, frozen=True, kw_only=True):
     limit_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
     # Of the job's time limit: a check that takes more is given up; 0: only `limit_s` counts.
     share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    # A job on one node is not checked if the node's hooks passed in the last so many minutes; 0:
-    # every job is.
-    passed_min: Minutes = 0.0
     # A word in a job's --comment with which its user leaves it unchecked; empty: none.
     opt_out: str = ""
     # What is checked; empty: the default.
@@ -166,8 +156,6 @@ class Metrics(_Table, frozen=True, kw_only=True):
 
     # node_exporter's --collector.textfile.directory, where the health check writes a file.
     directory: AbsolutePath | Literal[""] = ""
-    # Also write each check's result to the log, as one line of JSON.
-    syslog_json: bool = False
 
 
 class Notify(_Table, frozen=True, kw_only=True):

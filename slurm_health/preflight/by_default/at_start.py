@@ -11,13 +11,10 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from slurm_health.node import passes
-from slurm_health.node.checks.check import CheckContext
 from slurm_health.preflight.chosen_probes import OFF
 from slurm_health.preflight.decide.policy import OnHang
 from slurm_health.preflight.job_spec import JobSpec
@@ -38,9 +35,6 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     watch: bool = False
     heartbeat: bool = False
     limit_s: float = 0.0
-    # Where a node's hooks record that it has passed, and for how long a pass counts.
-    passes: str = ""
-    passed_min: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +63,6 @@ def choose(rules_json: str, script: bytes, environ: Mapping[bytes, bytes]) -> Ch
     text = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
     if not _named(rules, text):
         return Choice(spec=None)
-    # Between several nodes lies a network, which no node's hooks test.
-    if text.get("SLURM_JOB_NUM_NODES") == "1" and rules.passes and rules.passed_min:
-        boot_time = CheckContext().boot_time()
-        if passes.recent(Path(rules.passes), boot_time, 60 * rules.passed_min):
-            return Choice(spec=None)
     wishes: dict[str, Any] = {}
     message = ""
     readers: tuple[Callable[[], dict[str, Any]], ...] = (

@@ -40,10 +40,10 @@ class Installed:
     left: str = ""
 
 
-def lua(rules: Default, *, python: str, flags: Sequence[str], site: str, passes: str = "") -> str:
+def lua(rules: Default, *, python: str, flags: Sequence[str], site: str) -> str:
     """Return the Lua that reads every job, for checks by this interpreter.
 
-    `site` is the config file, `passes` where hooks record that their nodes have passed.
+    `site` is the config file.
     """
     at_start = Rules(
         min_nodes=rules.min_nodes,
@@ -54,8 +54,6 @@ def lua(rules: Default, *, python: str, flags: Sequence[str], site: str, passes:
         watch=rules.watch,
         heartbeat=rules.heartbeat,
         limit_s=_LIMIT_S,
-        passes=passes if rules.passed_min else "",
-        passed_min=rules.passed_min,
     )
     launcher = script.by_default(
         template=script.read_template(by_default=True),

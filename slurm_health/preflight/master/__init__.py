@@ -10,7 +10,7 @@ the agents; what happens next is decided in `preflight.session`.
     after_verdict       what becomes of the job once the verdict stands
     master              the loop: read the journal, ask the session what to do, do it
     priors              how likely nodes are to be bad, by this job's past and the site's history
-    check_log           what the log of a job says of a check
+    check_log           the lines of the log about a check
     launcher            starts one agent per node, as a Slurm step or as local processes
     unchecked           ends a check that never got to measure
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the log of a job says of a check: its steps and rounds."""
+"""What the log says of a check: its steps and rounds."""
 
 from __future__ import annotations
 

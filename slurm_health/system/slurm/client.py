@@ -272,10 +272,6 @@ class Client:
         """Return a node to service that is down."""
         self._update(f"NodeName={node}", State="RESUME")
 
-    def hold(self, job_id: parsing.JobId) -> None:
-        """Hold a job that waits, until an administrator releases it."""
-        self._run("scontrol", "hold", str(job_id))
-
     def reboot(self, node: str, reason: str) -> None:
         """Reboot a node that is drained, and keep it drained with this reason.
 

@@ -54,8 +54,6 @@ WELL = {
     "/sys/devices/system/clocksource/clocksource0/current_clocksource": "tsc\n",
     "/sys/devices/system/edac/mc/mc0/ce_count": "3\n",
     "/sys/devices/system/edac/mc/mc0/ue_count": "0\n",
-    "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages": "0\n",
-    "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages": "0\n",
     "/sys/class/net/eth0/operstate": "up\n",
     "/sys/class/net/eth0/speed": "100000\n",
     "/sys/class/net/eth0/duplex": "full\n",

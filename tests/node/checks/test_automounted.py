@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.node.checks.check import CheckContext, Unmeasured
+from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.checks.filesystem import Filesystem
+from slurm_health.records.errors import Unmeasured
 from tests.support.sites import tree
 
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from slurm_health.node.checks.check import BUILT_IN, find_check
+from slurm_health.node.checks.check import BUILT_IN, check_type
 from slurm_health.node.rules import settings
 from tests.reference_pages import comments
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
 def test_every_check_that_is_named_is_there_and_says_what_it_is_for(name: str) -> None:
-    kind = find_check(name)
+    kind = check_type(name)
     assert kind.__doc__
     assert set(kind.CONTEXTS) <= {"prolog", "epilog", "healthcheck", "retest"}
     assert [name for name in kind.__struct_fields__ if not comments(kind).get(name)] == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.node.checks.check import CheckContext
-from slurm_health.node.checks.external import Command, Nagios, Nhc, ProgramRun
+from slurm_health.node.checks.external import Command, Nhc, ProgramRun
 from slurm_health.node.rules.finding import Status
 from slurm_health.records.errors import Unmeasured
 from tests.node.checks.conftest import find_out
@@ -63,23 +63,6 @@ def test_a_program_sees_a_path_and_slurms_variables_and_no_others(tmp_path: Path
     check = Command(argv=(script(tmp_path, "echo $PATH $SLURM_JOB_ID $LD_PRELOAD_X"),))
     context = CheckContext(environ={"SLURM_JOB_ID": "7", "LD_PRELOAD_X": "evil", "PATH": "/evil"})
     assert find_out(check, context).text.endswith("/usr/sbin:/usr/bin:/sbin:/bin 7")
-
-
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [
-        (0, Status.PASS),
-        (1, Status.WARN),
-        (2, NODE),
-        (3, Status.INCONCLUSIVE),
-        (4, Status.INCONCLUSIVE),
-    ],
-)
-def test_a_nagios_plugin_is_translated(tmp_path: Path, code: int, status: Status) -> None:
-    check = Nagios(argv=(script(tmp_path, f"echo 'DISK: / 7%|/=7'; exit {code}"),))
-    found = find_out(check, CheckContext())
-    assert found.status is status
-    assert "|" not in found.text
 
 
 @pytest.mark.parametrize(

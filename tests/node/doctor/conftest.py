@@ -38,7 +38,6 @@ limit=50
 PATH=$slurm:/usr/sbin
 timeout "$limit" "$python" -I -m slurm_health.node.hooks prolog "$config"
 """
-SIXTY = {"Prolog": 60, "Epilog": 60}
 
 
 @pytest.fixture

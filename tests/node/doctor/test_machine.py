@@ -13,10 +13,8 @@ import pytest
 from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.doctor import machine, slurm_conf
 from slurm_health.node.doctor.advice import Urgency
-from slurm_health.node.hooks.init_config import draft
 from slurm_health.system.slurm.parsing import Node
-from tests.node.checks.conftest import WELL
-from tests.node.doctor.conftest import SIXTY, by_level
+from tests.node.doctor.conftest import by_level
 from tests.support.sites import load_site, tree
 from tests.support.supervised import write_executable
 
@@ -33,7 +31,7 @@ def test_a_metrics_directory_that_another_account_can_change_is_named(
     if owned:
         os.chown(next(each for each in (place, place.parent) if each.name == owned), 65534, -1)
     site = load_site(tmp_path / "etc", f"[metrics]\ndirectory='{place}'\n[checks.memory]\n")
-    told = by_level(machine.advise_machine(site, "lab", SIXTY, tree(tmp_path / "machine", {})))
+    told = by_level(machine.advise_machine(site, "lab", tree(tmp_path / "machine", {})))
     said = {each for each, texts in told.items() if any("root writes metrics" in t for t in texts)}
     assert said == ({level} if level else set())
 
@@ -43,7 +41,7 @@ def test_a_state_that_nodes_may_share_is_named(tmp_path: Path, kind: str, told: 
     state = tmp_path / "state"
     site = load_site(tmp_path / "etc", f"[hooks]\nstate='{state}'\n[checks.memory]\n")
     place = tree(tmp_path / "machine", {"/proc/self/mounts": f"x {tmp_path} {kind} rw 0 0\n"})
-    said = by_level(machine.advise_machine(site, "lab", SIXTY, place))["look"]
+    said = by_level(machine.advise_machine(site, "lab", place))["look"]
     assert any(f"hooks.state = {state} is on {kind}" in each for each in said) == told, said
 
 
@@ -58,7 +56,6 @@ def test_a_state_that_nodes_may_share_is_named(tmp_path: Path, kind: str, told: 
             "fine",
             "checks: 2, of them in shadow: 1",
         ),
-        ("[checks.memory]\ntime_limit_s=50\n", "look", "more than the 60 s of its shim"),
         ("[checks.memory]\n", "change", "breaker.directory is not set"),
         ("journal='/nowhere/j'\n", "change", "/nowhere/j cannot be used"),
         ("journal='/etc'\n", "change", "users cannot write in /etc"),
@@ -71,7 +68,7 @@ def test_what_the_sites_file_lacks_is_said(
     if os.getuid() != 0 and "directory" in text:
         pytest.skip("only root tries the shared directory")
     site = load_site(tmp_path / "etc", text)
-    found = by_level(machine.advise_machine(site, "lab", SIXTY))
+    found = by_level(machine.advise_machine(site, "lab"))
     assert any(said in each for each in found[level]), found
 
 
@@ -89,21 +86,9 @@ def test_the_shims_as_they_are_shipped_have_the_limits_that_doctor_takes_them_to
     assert shipped_limits() == slurm_conf.SHIM_LIMITS_S
 
 
-def test_a_drafted_site_with_the_shims_as_they_are_shipped_has_the_time_that_it_may_take(
-    tmp_path: Path,
-) -> None:
-    place = tree(tmp_path / "machine", {**WELL, "/usr/bin/dcgmi": ""})
-    place.path("/usr/bin/dcgmi").chmod(0o755)
-    text, _ = draft(place, node="n1", shared=str(tmp_path))
-    assert "[checks.dcgm]" in text
-    site = load_site(tmp_path / "etc", text)
-    advice = by_level(machine.advise_machine(site, "lab", shipped_limits(), place))
-    assert [each for each in advice["look"] if "when everything is slow" in each] == []
-
-
 def test_what_a_health_check_cannot_repeat_is_said(tmp_path: Path) -> None:
     site = load_site(tmp_path / "etc", "[checks.dcgm]\ntime_limit_s=300\n")
-    told = by_level(machine.advise_machine(site, "lab", shipped_limits()))["look"]
+    told = by_level(machine.advise_machine(site, "lab"))["look"]
     assert any("cannot repeat dcgm: a node that is drained for it waits" in each for each in told)
 
 
@@ -121,14 +106,14 @@ def test_a_program_that_a_check_runs_and_that_is_not_there_is_named(
     site = load_site(tmp_path / "etc", text)
     machine_without = CheckContext(root=tmp_path / "machine")
 
-    found = by_level(machine.advise_machine(site, "lab", SIXTY, machine_without))["change"]
+    found = by_level(machine.advise_machine(site, "lab", machine_without))["change"]
     assert any(f"runs {program}, which is not on this node" in each for each in found)
 
     name = "usr/bin/dcgmi" if program == "dcgmi" else program.lstrip("/")
     there = tmp_path / "machine" / name
     there.parent.mkdir(parents=True)
     write_executable(there, "#!/bin/sh\n")
-    found = by_level(machine.advise_machine(site, "lab", SIXTY, machine_without))["change"]
+    found = by_level(machine.advise_machine(site, "lab", machine_without))["change"]
     assert not any("is not on this node" in each for each in found)
 
 
@@ -139,7 +124,7 @@ def test_an_installation_that_users_cannot_enter_is_found(tmp_path: Path) -> Non
     place, site = CheckContext(root=tmp_path / "machine"), load_site(tmp_path / "etc", "")
     for mode, is_told in ((0o755, False), (0o700, True)):
         closed.chmod(mode)
-        found = by_level(machine.advise_machine(site, "lab", SIXTY, place))["change"]
+        found = by_level(machine.advise_machine(site, "lab", place))["change"]
         said = f"users cannot enter {Path(sys.executable).parent}"
         assert any(said in each for each in found) is is_told
 
@@ -148,7 +133,7 @@ def test_root_is_asked_for_a_journal_that_all_share(tmp_path: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("of a user's own home, nothing is said")
     site = load_site(tmp_path / "etc", "journal='~/j'\n[checks.memory]\n")
-    found = by_level(machine.advise_machine(site, "lab", SIXTY))["look"]
+    found = by_level(machine.advise_machine(site, "lab"))["look"]
     assert any("| journal = a shared directory" in each for each in found)
 
 
@@ -163,7 +148,7 @@ def test_a_ledger_that_stops_all_drains_is_said(tmp_path: Path, ledger: str, sai
     (tmp_path / "ledger.1").write_text(ledger)
     tmp_path.chmod(0o755)
     site = load_site(tmp_path / "etc", f"[breaker]\ndirectory='{tmp_path}'\n")
-    found = by_level(machine.advise_machine(site, "lab", SIXTY))
+    found = by_level(machine.advise_machine(site, "lab"))
     assert any(said in each and "nodes reset" in each for each in found["change"]), found
 
 
@@ -181,7 +166,7 @@ def test_a_journal_that_users_could_replace_is_named_at_each_level(
     os.chown(journal / level, uid, -1)
     site = load_site(tmp_path / "etc", f"journal='{journal}'\n[checks.memory]\n")
 
-    found = by_level(machine.advise_machine(site, "lab", SIXTY))["change"]
+    found = by_level(machine.advise_machine(site, "lab"))["change"]
 
     assert any("must be root's and sticky" in text for text in found)
 
@@ -205,7 +190,7 @@ def test_a_journal_on_a_local_disk_is_found(tmp_path: Path) -> None:
     for each in (tmp_path, tmp_path / "lab"):
         each.chmod(0o1777)
     site = load_site(tmp_path / "etc", f"journal='{tmp_path}'\n[checks.memory]\n")
-    found = by_level(machine.advise_machine(site, "lab", SIXTY))
+    found = by_level(machine.advise_machine(site, "lab"))
     told = [each for each in found["change"] if "this machine's own" in each]
     assert told or any(f"journals are in {tmp_path}" in each for each in found["fine"])
 

@@ -159,16 +159,6 @@ def test_a_site_may_ignore_accusations(story: Story) -> None:
     assert "accuses this node" in story.node.said
 
 
-def test_a_site_that_trusts_its_users_drains_on_strong_evidence(story: Story) -> None:
-    story.policy = "evidence"
-    story.write(journal(judged(probability=0.5)))
-    assert not story.ended()
-    story.write(journal(), job=8)
-    story.write(journal(job=8), job=8)
-    assert story.ended(8)
-    assert "check=accused job=8" in story.node.reason
-
-
 @pytest.mark.parametrize("level", [Level.HEALTHY, Level.INCONCLUSIVE])
 def test_only_a_bad_node_is_accused(story: Story, level: Level) -> None:
     story.write(journal(judged(level=level)))
@@ -202,9 +192,7 @@ def test_of_several_checks_only_one_that_finds_the_node_healthy_takes_an_accusat
     assert ("marked" in story.node.said) is marked
 
 
-@pytest.mark.parametrize("policy", ["confirm", "evidence"])
-def test_a_slow_node_that_passes_the_test_is_not_even_marked(story: Story, policy: str) -> None:
-    story.policy = policy
+def test_a_slow_node_that_passes_the_test_is_not_even_marked(story: Story) -> None:
     for job, uid in ((7, 1000), (8, 1001), (9, 1002), (10, 1003)):
         story.write(journal(judged(level=Level.SLOW), job=job), job=job, uid=uid)
         assert not story.ended(job, uid)

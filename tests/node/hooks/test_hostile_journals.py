@@ -75,12 +75,10 @@ def writable(story: Story) -> None:
 HOSTILE_FILES = [writable, link, linked_directory, hard_link, fifo, directory, device]
 
 
-@pytest.mark.parametrize("policy", ["confirm", "evidence"])
 @pytest.mark.parametrize("hostile", [*HOSTILE_TEXTS, *HOSTILE_FILES])
 def test_a_hostile_journal_accuses_nobody(
-    story: Story, hostile: Callable[[Story], None] | str, policy: str
+    story: Story, hostile: Callable[[Story], None] | str
 ) -> None:
-    story.policy = policy
     if isinstance(hostile, str):
         story.write(HOSTILE_TEXTS[hostile])
     else:
@@ -150,7 +148,6 @@ def test_a_strange_environment_is_no_job(changes: dict[str, str]) -> None:
 
 
 def test_a_users_text_reaches_log_and_note_tamed(story: Story) -> None:
-    story.policy = "evidence"
     evil = 'x"; scontrol update NodeName=n9 State=DRAIN \n\x1b[2J\u202e' + "A" * 10_000
     story.write(journal(judged(reason=evil, component="net\nwork")))
     story.ended()
@@ -163,7 +160,6 @@ def test_a_users_text_reaches_log_and_note_tamed(story: Story) -> None:
 def test_nothing_that_a_user_writes_is_executed(story: Story, tmp_path: Path, form: str) -> None:
     made = tmp_path / "made"
     evil = form.format(made)
-    story.policy = "evidence"
     story.write(journal(judged(reason=evil, component=evil, evidence=(evil, f"{evil} again"))))
     story.ended()
     node = story.node
@@ -194,7 +190,6 @@ def test_no_mutation_of_a_journal_accuses_what_it_should_not() -> None:
             assert (found.node, found.job) == ("n3", JOB)
             assert found.reason.isprintable()
             assert len(found.reason) <= 160
-            assert 0 <= found.probability <= 1
 
 
 def _mutate(data: bytearray, choice: random.Random) -> None:

@@ -99,16 +99,29 @@ def test_what_a_check_raises_or_measures_without_sense_does_no_harm() -> None:
 # --- what `init config` drafts --------------------------------------------------------------------
 
 
-def test_each_port_is_drafted_with_its_own_rate(tmp_path: Path) -> None:
-    slow = {"/sys/class/infiniband/mlx5_1/ports/1/rate": "100 Gb/sec (4X EDR)\n"}
-    text, _ = draft(tree(tmp_path / "machine", {**WELL, **slow}), node="n1")
+@pytest.mark.parametrize(
+    ("layers", "tables"),
+    [
+        (("InfiniBand", "InfiniBand"), {"infiniband": "mlx5_0:1", "infiniband-100": "mlx5_1:1"}),
+        (("InfiniBand", "Ethernet"), {"infiniband": "mlx5_0:1"}),
+        (("Ethernet", "Ethernet"), {"infiniband": "mlx5_0:1", "infiniband-100": "mlx5_1:1"}),
+    ],
+)
+def test_ports_that_jobs_use_are_drafted_in_a_table_for_every_rate(
+    tmp_path: Path, layers: tuple[str, str], tables: dict[str, str]
+) -> None:
+    base = "/sys/class/infiniband/mlx5_{}/ports/1/"
+    files = {f"{base.format(n)}link_layer": f"{layer}\n" for n, layer in enumerate(layers)}
+    files[f"{base.format(1)}rate"] = "100 Gb/sec (4X EDR)\n"
+    text, _ = draft(tree(tmp_path / "machine", {**WELL, **files}), node="n1")
 
-    found = site.load(write_site(tmp_path / "etc", text)).named("infiniband")
+    planned = site.load(write_site(tmp_path / "etc", text)).planned
 
-    assert found is not None
-    assert found.check == InfiniBand(
-        ports=("mlx5_0:1", "mlx5_1:1"), rates={"mlx5_0:1": 400, "mlx5_1:1": 100}
-    )
+    checks = {each.name: each.check for each in planned if isinstance(each.check, InfiniBand)}
+    assert checks == {
+        name: InfiniBand(ports=(port,), min_rate_gbit_per_s=100 if "100" in name else 400)
+        for name, port in tables.items()
+    }
 
 
 def test_a_mount_is_drafted_to_be_written_only_where_jobs_write(tmp_path: Path) -> None:

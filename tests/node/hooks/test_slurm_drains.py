@@ -337,16 +337,6 @@ def test_each_drain_is_notified_once_and_the_job_that_costs_two_nodes_is_named(
     assert f"job {JOB} left 2 nodes unusable" in culprit.text
 
 
-@pytest.mark.root
-def test_jobs_of_a_user_who_costs_two_nodes_are_held_if_the_site_wants(node: Node) -> None:
-    node.more = "[recovery]\nhold_jobs = true\n"
-    line = f"{JOB} PENDING 1 0 0 None|,work\n12 RUNNING 1 0 0 None|,other\n"
-    (node.slurm.bin / "squeue").write_text(f"#!/bin/sh\nprintf '{line}'\n")
-    for number, name in enumerate(("n3", "n4")):
-        share(node, name, job=100 + number)
-    assert [call for call in node.slurm.calls() if call.startswith("hold")] == [f"hold {JOB}"]
-
-
 def test_the_look_at_all_nodes_is_a_process_of_its_own(node: Node) -> None:
     drained_by_slurm(node)
     (node.shared / "slurm.json").unlink()

@@ -1,15 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import msgspec
 import pytest
 
-from slurm_health.node import passes
-from slurm_health.node.checks.check import CheckContext
-from slurm_health.node.passes import Pass
 from slurm_health.preflight.by_default.at_start import Rules, choose
 from slurm_health.preflight.decide.policy import Heartbeat, OnHang
 from slurm_health.preflight.job_spec import JobSpec
@@ -105,21 +99,3 @@ def test_rules_that_cannot_be_read_leave_the_job_unchecked() -> None:
 
     assert choice.spec is None
     assert "cannot be read" in choice.said
-
-
-def test_a_job_on_one_node_that_has_passed_its_checks_is_not_checked(tmp_path: Path) -> None:
-    place = tmp_path / "passes"
-    now = CheckContext().boot_time()
-    assert now is not None
-    alone = {b"SLURM_JOB_NUM_NODES": b"1"}
-
-    def checked(environ: dict[bytes, bytes], **rules: object) -> bool:
-        return choose(told(passes=str(place), **rules), SCRIPT, environ).spec is not None
-
-    assert checked(alone, passed_min=5)
-    passes.add(place, Pass(hook="prolog", checks=frozenset({"memory"}), began=now, by="1"))
-    assert checked(alone, passed_min=5) == (os.geteuid() != passes.ROOT)
-    assert checked(alone, passed_min=0)
-    assert checked(NODES, passed_min=5)  # their network is not the hooks'
-    passes.revoke(place, now)
-    assert checked(alone, passed_min=5)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the log of a job says of its rounds."""
+"""What the log says of a check."""
 
 from __future__ import annotations
 
