@@ -54,6 +54,7 @@ _OPTIONS = (*FOR_JOB, DRY_RUN)
 _HELP_DEADLINE_S = 10.0
 # Options that make sbatch print something, or submit a job without a script of ours.
 _NOT_OURS = frozenset({"usage", "version", "autocomplete", "test-only", "external"})
+_ALIKE = 0.8  # of 1: a letter or two apart
 _COMPONENTS = (
     "the components of a heterogeneous job cannot be checked; submit it with plain sbatch,"
     " or with --check=off in front"
@@ -114,7 +115,10 @@ def submit(
     )
     if dry_run:
         return job.show(python)
-    return job.plain() if off or line.seen & _NOT_OURS else job.checked(python)
+    code = job.plain() if off or line.seen & _NOT_OURS else job.checked(python)
+    if code and (near := _nearest(line.plain)):
+        _say(f"did you mean {near}?")
+    return code
 
 
 class _Refused(Exception):
@@ -333,6 +337,18 @@ class _Job:
                 if os.access(candidate, os.R_OK) and not candidate.is_dir():
                     return candidate
         return Path(name)
+
+
+def _nearest(words: Sequence[str]) -> str:
+    """Return the option of ours that sbatch was given misspelt, empty if there is none."""
+    import difflib  # not free, and few options are mistaken
+
+    ours = [f"--{option.name}" for option in _OPTIONS]
+    for word in words:
+        near = difflib.get_close_matches(word.partition("=")[0], ours, n=1, cutoff=_ALIKE)
+        if word.startswith("--") and near:
+            return near[0]
+    return ""
 
 
 def help_text() -> str:

@@ -16,6 +16,18 @@ from slurm_health.records.errors import ConfigError
 from tests.support.desk import Desk, launcher_spec
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"), [("--max-restart=2", "--max-restarts"), ("--spare=1", "--spares")]
+)
+def test_an_option_of_ours_that_is_misspelt_is_suggested_where_sbatch_refuses_it(
+    desk: Desk, word: str, meant: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert desk.submit(word, "train.sh", FAKE_CODE="1") == 1
+    assert f"did you mean {meant}?" in capfd.readouterr().err
+    desk.submit("--bogus", "train.sh", FAKE_CODE="1")
+    assert "did you mean" not in capfd.readouterr().err
+
+
 def test_command_line_wins_over_environment_over_script(desk: Desk) -> None:
     (desk.directory / "s.sh").write_bytes(
         b"#!/bin/sh\n#HEALTH --max-requeues=1 --journal '/from script' # why\n"
