@@ -489,7 +489,10 @@ class Pulse:
             if not awaited and left_s > 0:
                 return "no rank is known to wait for another", left_s
         polls = standing.sign is not Sign.STEP and any(rank.polls for rank in apart)
-        if any(rank.pid for rank in gone) or not (standing.is_young or polls):
+        # However long some have run, as to load their libraries: others may be still to come.
+        meet = bool(gone) and all(r.place.meets for r in alive if r.rank in standstill.waiting)
+        starts = standing.is_young or (meet and standing.sign is not Sign.STEP)
+        if any(rank.pid for rank in gone) or not (starts or polls):
             return "", 0.0
         limit_s = limits.quiet_s
         if places == {Doing.LOADING}:
@@ -505,10 +508,10 @@ class Pulse:
         still_s = now_s - program.moved_s
         left_s = max(limit_s, limits.pauses * program.longest_still_s) - still_s
         to_come = gone or standstill.silent or not any(rank.world for rank in alive)
-        if standing.is_young and to_come:
+        if starts and to_come:
             left_s = limits.first_s - standstill.stalled_s
         start = "its start may explain all of this"
-        why = start if standing.is_young else "a rank polls for an unknown event"
+        why = start if starts else "a rank polls for an unknown event"
         return (why, left_s) if left_s > 0 else ("", 0.0)
 
 

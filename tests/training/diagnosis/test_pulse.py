@@ -211,6 +211,10 @@ GOES_ON = {
         Training(FIRST, beats=False, of_last={"stack": OWN_CODE}),
         "its start",
     ),
+    "rank to come after others loaded for minutes": (
+        Training(LONG, beats=False, then={"stack": RENDEZVOUS}, ranks=2),
+        "its start",
+    ),
     "rank to come": (
         Training(FIRST, beats=False, then={"stack": RENDEZVOUS}, ranks=2),
         "its start",
