@@ -22,7 +22,7 @@ from slurm_health.system.signals import FOR_SCRIPT
 
 
 def main() -> None:
-    """Serve one node of a check. Started by the master, which hears on stderr why it cannot."""
+    """Serve one node of a check. Started by the master, which reads on stderr why it cannot."""
     try:
         code = serve(sys.argv[2:])
     except UsageError as err:

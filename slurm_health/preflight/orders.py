@@ -272,11 +272,11 @@ class Bell:
     def ring(self) -> None:
         """Tell the master that this node has written. Nothing is waited for."""
         if self._outward is not None:
-            with contextlib.suppress(OSError):  # it is full, and rings, or nobody is there
+            with contextlib.suppress(OSError):  # full of unread rings, or closed
                 os.write(self._outward, self._line)
 
-    def heard(self) -> bool:
-        """Tell whether the master has rung since the last call."""
+    def rang(self) -> bool:
+        """Return whether the master has rung since the last call."""
         if self._inward is None:
             return False
         rung = False
@@ -310,12 +310,12 @@ class Ringers:
 
 def ring_all(outward: int) -> None:
     """Tell all agents behind a pipe that there are orders; nothing is waited for."""
-    with contextlib.suppress(OSError):  # full of rings that have not been heard, or nobody is there
+    with contextlib.suppress(OSError):  # full of unread rings, or closed
         os.write(outward, _ALL)
 
 
 def _carries(descriptor: int) -> bool:
-    """Tell whether a bell can be heard there; from then on nothing there waits."""
+    """Return whether it can carry rings; from then on reads and writes there do not block."""
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISFIFO(mode) and not stat.S_ISSOCK(mode):

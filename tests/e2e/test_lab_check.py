@@ -104,7 +104,7 @@ sys.stdout.write("a library says hello, and no more")
 sys.stdout.flush()
 print()
 print("slurm-health: news of n9", flush=True)
-while not bell.heard():
+while not bell.rang():
     time.sleep(0.01)
 bell.ring()
 sys.stdin.read()

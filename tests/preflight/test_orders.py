@@ -213,11 +213,11 @@ Ends = tuple[int, int, int, int]
 def test_an_agent_hears_each_ring_once(ends: Ends) -> None:
     agent_in, master_out, _, agent_out = ends
     bell = Bell("n1", agent_in, agent_out)
-    assert not bell.heard()
+    assert not bell.rang()
     ring_all(master_out)
     ring_all(master_out)
-    assert bell.heard()
-    assert not bell.heard()
+    assert bell.rang()
+    assert not bell.rang()
 
 
 @given(cuts=st.lists(st.integers(0, 200), max_size=5))
@@ -245,7 +245,7 @@ def test_nobody_waits_where_a_pipe_is_full(ends: Ends) -> None:
     for _ in range(20_000):  # more than a pipe holds
         bell.ring()
         ring_all(master_out)
-    assert bell.heard()
+    assert bell.rang()
 
 
 def test_a_bell_whose_other_end_is_gone_is_silent(ends: Ends) -> None:
@@ -254,7 +254,7 @@ def test_a_bell_whose_other_end_is_gone_is_silent(ends: Ends) -> None:
     os.close(master_out)
     os.close(master_in)
     bell.ring()
-    assert not bell.heard()
+    assert not bell.rang()
     assert bell.descriptor is None
 
 
@@ -262,6 +262,6 @@ def test_a_file_or_nothing_is_no_bell(tmp_path: Path) -> None:
     with (tmp_path / "out").open("w+") as file:
         bell = Bell("n1", file.fileno(), file.fileno())
         bell.ring()
-        assert (bell.descriptor, bell.heard()) == (None, False)
+        assert (bell.descriptor, bell.rang()) == (None, False)
         assert file.tell() == 0
     assert Bell("n1", 9999, 9999).descriptor is None

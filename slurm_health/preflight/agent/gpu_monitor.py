@@ -45,7 +45,7 @@ def command() -> tuple[str, ...]:
 
 
 class BurnWatch:
-    """The sampler of one burn. It is a process, because a sick driver can block whoever asks it.
+    """The sampler of one burn. It is a process, because a sick driver can block its caller.
 
     `devices` are those of the burn, with their UUIDs where torch knows them. The driver tells of
     all GPUs of a machine, and others may be another job's, or another node's that is played here.

@@ -14,7 +14,7 @@ from slurm_health.records.records import Record
 
 # How long a client of a network filesystem may take to show the master's file.
 JOURNAL_VISIBLE_S = 15.0
-# How often an agent looks that hears a bell: so often, or half as often.
+# The pause between two looks of an agent whose bell works: this, or twice as long.
 BELL_POLL_S = 1.0
 # A ring makes all look; in a large run within this time, which is this share of a poll's interval.
 SPREAD_S = 1.0
@@ -37,7 +37,7 @@ class OrderPoller:
         directory: the run's, where the orders are.
         bell: this node's end of it.
         node: whose orders are read.
-        poll_s: how often it looks while it hears no bell.
+        poll_s: the pause between two looks while the bell does not ring.
         monotonic: a clock that never goes back.
         random: numbers from 0 to 1, so that not all nodes look at the same time.
     """
@@ -59,7 +59,7 @@ class OrderPoller:
         self._random = random
         self._rung = False
         self._bell_works = False
-        self._heard_s = self._looked_s = self.next_s = 0.0
+        self._news_s = self._looked_s = self.next_s = 0.0
 
     @property
     def secret(self) -> str:
@@ -78,7 +78,7 @@ class OrderPoller:
         while self._monotonic() < give_up:
             backlog += self._orders.read_new()
             if self._orders.run_id == run_id:
-                self._heard_s = self._looked_s = self._monotonic()
+                self._news_s = self._looked_s = self._monotonic()
                 self.next_s = self._looked_s + self._poll_s
                 return backlog
             time.sleep(self._poll_s)
@@ -86,9 +86,9 @@ class OrderPoller:
 
     def listen(self) -> None:
         """Look soon if the master has rung."""
-        if self._bell.heard():
+        if self._bell.rang():
             self._rung = True
-            # All hear it at the same time, and a filesystem serves only so many of them at once.
+            # It rings for all at the same time, and a filesystem serves only so many at once.
             spread_s = min(SPREAD_S, self._poll_s * SPREAD_SHARE) * self._random()
             self.next_s = min(self.next_s, self._monotonic() + spread_s)
 
@@ -108,5 +108,5 @@ class OrderPoller:
         self.next_s = self._looked_s + poll_s
         # What held us up, as a filesystem that hung, may have held up the master as well.
         if news or self._looked_s - looked_before_s > silence_s / 2:
-            self._heard_s = self._looked_s
-        return None if self._looked_s - self._heard_s > silence_s else news
+            self._news_s = self._looked_s
+        return None if self._looked_s - self._news_s > silence_s else news

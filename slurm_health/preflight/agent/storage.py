@@ -3,7 +3,7 @@
 
 Each path has a thread for the node's own files, and one for those of each peer. A thread that the
 kernel holds keeps no other from ending, and the child answers in time without it. Such a child then
-waits in the kernel until the server answers or its client ends, whoever kills it.
+waits in the kernel until the server answers or its client ends, whatever signal it gets.
 
     PATH/.slurm-health-SECRET/       of one check: made by the first node, removed by the last
         n1                           small, written and synced first

@@ -76,7 +76,7 @@ class Ready(Line, frozen=True, kw_only=True, tag="ready"):
 
 
 class ScopeEntered(Line, frozen=True, kw_only=True, tag="scope"):
-    """With whom it works from now on in a round."""
+    """The part of its round that it works in from now on: alone, or with partners."""
 
     round: int
     scope: str
@@ -233,7 +233,7 @@ class Worker:
             self._watch.look(now_s)
 
     def leave(self) -> None:
-        """Tell the worker to leave. It need not be heard."""
+        """Ask the worker to leave, without waiting for an answer."""
         if self._process is None or self._killed:
             return
         assert self._process.stdin is not None
@@ -294,7 +294,7 @@ _STOPPED, _HELD = "T", "D"  # proc(5); "t", a process that is being debugged, is
 class StandstillWatch:
     """Looks at one process again and again.
 
-    Only time counts in which somebody looked: whoever was stopped himself has seen nothing.
+    Only time between two looks counts: an agent that was stopped itself has not looked.
     """
 
     def __init__(self, pid: int) -> None:

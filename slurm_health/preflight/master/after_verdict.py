@@ -42,7 +42,7 @@ def conclude(
     """
     before = master.state.finished
     if before is not None and before.disposition is not records.Disposition.REQUEUE:
-        return before  # acted on to the end, and only not heard: the job is as it says
+        return before  # acted on to the end, and only the answer was lost
 
     def append(record: records.Record) -> None:
         master.append(record)

@@ -34,7 +34,7 @@ class CheckSettings:
         at_fault: nodes that are not checked: what is known already is acted on with the verdict.
         progress: receives what the check waits for.
         tell: receives the outcome: at the end, and before a requeue ends this process.
-        alive: called as the check gets on.
+        alive: called as the check makes progress.
     """
 
     spec: JobSpec

@@ -27,18 +27,18 @@ log = logging.getLogger(__name__)
 # the filesystem's metadata server; together they stay below this.
 OPENS_PER_S = 2000.0
 SHORTEST_POLL_S = 0.03
-# Of which files of nodes that the run does not wait for take this much.
+# The share of it for files of nodes that the run does not wait for.
 SWEEP_OPENS_PER_S = 200.0
 SHORTEST_SWEEP_S = 5.0
-# How often a master that hears a bell does anything at all.
+# The longest sleep of a master whose nodes ring.
 BELL_POLL_S = 1.0
-# After a ring others are waited for so long, in these steps: what follows goes through all nodes.
+# The wait for further rings after the first, and its steps: what follows goes through all nodes.
 GATHER_S_PER_NODE = 20e-6
 GATHER_STEP_S = 0.002
-# Files are read meanwhile, so many together: threads that open several at a time are worth it then.
+# Files are read meanwhile, this many at a time: opening them in threads pays off from there.
 READ_TOGETHER = 512
-# A master that waits says so this often. Whoever hears nothing of it for `SILENCE_S` takes it for
-# dead: that is longer than it takes to load numpy from a cold filesystem, its longest pause.
+# A waiting master writes a record this often. Without one for `SILENCE_S` agents take it for dead:
+# longer than it takes to load numpy from a cold filesystem, its longest pause.
 HEARTBEAT_S = 10.0
 SILENCE_S = 60.0
 
@@ -52,14 +52,14 @@ def poll_interval_s(nodes: int) -> float:
 
 
 class Master:
-    """Runs one check of one run directory. Nobody else may be at it.
+    """Runs one check in one run directory, which it holds alone.
 
     Args:
         directory: that directory.
         controller: decides what to do; its state is what is known.
         launcher: starts the agents.
-        progress: is told what the master waits for.
-        alive: called as the check gets on.
+        progress: gets what the master waits for.
+        alive: called as the check makes progress.
         load_ahead: called once the first agents are being started, which keeps them busy for long.
         clock: stamps the records, seconds since the epoch.
     """
@@ -174,7 +174,7 @@ class Master:
         step = self._controller.next_step(self._clock())
         if isinstance(step, Wait) or isinstance(step[0], records.AgentsLaunched):
             return step
-        if self._read(self.state.unheard()):
+        if self._read(self.state.unreported()):
             step = self._controller.next_step(self._clock())
         return step
 

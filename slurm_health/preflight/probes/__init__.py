@@ -8,7 +8,7 @@ through pipes. Where that interpreter has no torch, or none is wanted, light pro
 slurm-health's own, with numpy. Each probe is written once.
 
     worker               the process: opens a device once, then runs round after round
-    worker_round         one round of it: its probes and groups, what it hears and says meanwhile
+    worker_round         one round of it: its probes and groups, and the lines in between
     context              what a probe is given and returns; the protocols Device and Group
     own                  what runs a probe: ours, one in a site's own file, any program
     torch_device         a device of torch's: an accelerator, or processors

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How workers reach each other, in an order in which one that hangs is known.
 
-Everything here waits in Python, where an abort is heard: torch's own rendezvous cannot be
+Everything here waits in Python, where an abort ends it: torch's own rendezvous cannot be
 interrupted. `check` raises once the agent has said to stop.
 """
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The group of workers with torch: formed, tried, interrupted, left; over NCCL or gloo.
 
-Over NCCL everything that concerns partners may wait in C++ for one that is gone. So its parts are
-run beside the main thread, which goes on hearing the agent; and what is waited for on the device
-is interrupted by aborting the communicators, from whichever thread hears of it. A worker whose
+Over NCCL everything that concerns partners may wait in C++ for one that is gone. So its parts run
+beside the main thread, which goes on reading the agent's words. A wait on the device is interrupted
+by aborting the communicators, from the thread that learns first that it is in vain. A worker whose
 group was aborted, and whose device still computes, is as good as before. NCCL's own answer,
 non-blocking initialisation, is not used: torch took its default back because NCCL 2.26 hangs in it
 now and then (pytorch/pytorch#154055).
@@ -167,7 +167,7 @@ class TorchGroup:
     def leave(self) -> None:
         """Destroy the process group, if there is one, once all its members have come to the same.
 
-        NCCL may wait for them in leaving, where no abort is heard: who meets here hears it.
+        NCCL may wait for them in leaving, where nothing interrupts it; this meeting can be aborted.
         """
         if self._is_nccl and self._store is not None:
             self.meet()
@@ -264,7 +264,7 @@ class TorchGroup:
     def _exchange_first(self) -> None:
         """Make sure that the group can exchange data at all.
 
-        Most groups that fail do it here, and whoever is still in Python need not be killed.
+        Most groups that fail do it here, where members in Python need not be killed.
         """
         total = torch.ones(1, device=self._device.raw)
         work: Any = None

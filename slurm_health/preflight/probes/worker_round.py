@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One round of a worker: its probes and groups, what it hears and says meanwhile."""
+"""One round of a worker: its probes and groups, and the lines in between."""
 
 from __future__ import annotations
 

@@ -250,9 +250,9 @@ class CheckState:
 
     def awaited(self) -> list[str]:
         """Name the nodes that the run waits for: of a round, or to get ready before one."""
-        return [node for node in self.unheard() if not self.agents[node].gone]
+        return [node for node in self.unreported() if not self.agents[node].gone]
 
-    def unheard(self) -> list[str]:
+    def unreported(self) -> list[str]:
         """Name the nodes that the run waits for, and those that went without a report.
 
         These may have written it just before.

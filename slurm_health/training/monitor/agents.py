@@ -160,7 +160,7 @@ class Agents:
     def ask(
         self, word: bytes, nodes: Sequence[str] = (), limit_s: float = math.inf
     ) -> dict[str, NodeReport]:
-        """Ask all agents for an inspection, the states of their nodes, or whom they reach.
+        """Ask all agents for an inspection, their node's state, or the addresses they reach.
 
         Returns the answers.
 

@@ -326,7 +326,7 @@ class Watch:
         samples = [s for program in self._pulse.programs.values() for s in program.samples]
         alive = [sample for sample in samples if not sample.gone]
         if not any(program.pause_s for program in self._pulse.programs.values()):
-            self._waits = ""  # they get on
+            self._waits = ""  # they make progress
         saved = self._pulse.saved
         stopped = sorted({(s.rank, s.node) for s in alive if s.state == STOPPED})[:_MOST_STOPPED]
         ages_s = [sample.age_s for sample in alive if sample.steps]

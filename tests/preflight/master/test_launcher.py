@@ -411,7 +411,7 @@ _RINGS_WHEN_RUNG = """
 import time
 from slurm_health.preflight.orders import Bell
 bell = Bell("{node}")
-while not bell.heard():
+while not bell.rang():
     time.sleep(0.01)
 bell.ring()
 time.sleep(60)
