@@ -89,7 +89,7 @@ def _run(hook: Hook) -> bool:
     last = last_check_of(results, node=hook.node, now_s=now_s)
     last = msgspec.structs.replace(last, trouble=site.trouble)
     if record is not None:
-        needs = "" if record.retest else "an administrator has to release it"
+        needs = _needs_administrator(site, record)
         last = msgspec.structs.replace(last, passes=record.passes, recorded=True, needs=needs)
     look, listed = save_last_check(site, last)
     if site.recovery.slurm_drains != "off":
@@ -143,28 +143,30 @@ def _report_trouble(hook: Hook) -> None:
         notify.send(hook.site, event)
 
 
-def _recover(hook: Hook, kept: DrainRecord, *, no_fault: bool) -> None:
-    """Repeat the checks that this node was drained for; after enough passes, resume it.
+def _needs_administrator(site: Site, record: DrainRecord) -> str:
+    """Return why passes cannot return a node, and what to do; empty if they can."""
+    needs = "an administrator has to release it"
+    for name in record.retest:
+        check = site.named(name)
+        if check is None:
+            return f"{needs} once it is well: the config file lacks {name}"
+        if check.time_limit_s > LONGEST_REPEAT_S:
+            return (
+                f"{needs}: {name} may take {check.time_limit_s:g} s, longer than a health check"
+                " (slurm-health healthcheck --context retest on the node, then nodes release)"
+            )
+    return "" if record.retest else needs
 
-    A check that the config file no longer has, or that takes longer than a health check, cannot
-    pass here: an administrator decides.
-    """
+
+def _recover(hook: Hook, kept: DrainRecord, *, no_fault: bool) -> None:
+    """Repeat the checks that this node was drained for; after enough passes, resume it."""
     settings, directory = hook.site.recovery, hook.site.state
-    planned = {name: hook.site.named(name) for name in kept.retest} if no_fault else {}
-    checks = [check for check in planned.values() if check is not None]
-    gone = [name for name, check in planned.items() if check is None]
-    slow = [check for check in checks if check.time_limit_s > LONGEST_REPEAT_S]
-    if gone:
-        hook.log.warning(
-            f"drained for {gone[0]}, which the config file lacks: once the node is well,"
-            f" run slurm-health nodes release {hook.node}"
-        )
-    elif slow:
-        hook.log.info(
-            f"drained for {slow[0].name}, which may take {slow[0].time_limit_s:g} s, longer than"
-            " a health check: slurm-health healthcheck --context retest, then nodes release"
-        )
-    results = hook.retest(checks, kept) if checks and not gone and not slow else []
+    needs = _needs_administrator(hook.site, kept)
+    if needs and no_fault and kept.retest:
+        hook.log.warning(needs)
+    planned = [hook.site.named(name) for name in kept.retest] if no_fault and not needs else []
+    checks = [check for check in planned if check is not None]
+    results = hook.retest(checks, kept) if checks else []
     hook.log.results(results)
     passed = bool(results) and all(result.status is Status.PASS for result in results)
     after = after_test(kept, all_passed=passed, now_s=hook.context.now_s, settings=settings)

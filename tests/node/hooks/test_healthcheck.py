@@ -153,10 +153,7 @@ def test_a_release_is_noticed_although_no_check_can_tell_any_more(
     drained.more = f'[metrics]\ndirectory = "{metrics}"\n'
     pass_after_pass(drained, 1)
     assert "slurm_health_drained 1\n" in (metrics / "slurm_health.prom").read_text()
-    assert (
-        "the config file lacks: once the node is well, run slurm-health nodes release"
-        in drained.said
-    )
+    assert "an administrator has to release it once it is well: the config file" in drained.said
 
     slurm.set({"n3": ("IDLE", "")})
     pass_after_pass(drained, 1)
@@ -348,6 +345,23 @@ def test_a_config_file_that_was_never_good_or_was_removed_is_an_error(node: Node
 
 
 # --- what is listed of a node on its way back ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("retest", "words"), [("gone", "the config file lacks gone"), ("slow", "slow may take 60 s")]
+)
+def test_a_node_that_no_health_check_can_return_is_listed_with_the_reason(
+    drained: Node, slurm: HookedSlurm, retest: str, words: str
+) -> None:
+    drained.more = "[checks.slow]\ncheck = 'command'\nargv = ['true']\ntime_limit_s = 60\n"
+    state.save_record(drained.site.state, msgspec.structs.replace(drained.record, retest=(retest,)))
+    pass_after_pass(drained, 1)
+    known = Client.for_hook(drained.environ(), limit_s=30).nodes()
+    listed = nodes.text(nodes.listing(drained.site, known, drained.now_s), drained.now_s)
+
+    assert "an administrator has to release it" in listed
+    assert words in listed
+    assert words in drained.said
 
 
 def test_a_drained_node_is_listed_with_its_passes_and_with_what_it_waits_for(
