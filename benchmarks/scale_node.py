@@ -161,7 +161,7 @@ class PlayedBell(Bell):
         """Tell the master."""
         self._node.rings()
 
-    def heard(self) -> bool:
+    def rang(self) -> bool:
         """Tell whether the master has rung."""
         rung, self.rings = self.rings, False
         return rung
