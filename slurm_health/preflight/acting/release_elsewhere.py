@@ -52,7 +52,7 @@ _TELL_S = 20.0  # for a message to the owner; the release takes a second or more
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the helper job is told.
+    """The task of the helper job.
 
     Args:
         job: the job, as Slurm's commands call it: `12`, or `12_3` in an array.

@@ -44,7 +44,7 @@ def conclude(
     outcome = unchecked.outcome(problem, choice)
 
     def write() -> bytes:
-        """Append to the journal of this check, which is found or made."""
+        """Append to the journal of this check, an existing one or a new one."""
         assert root is not None
         wanted = run_started(
             from_environ(environ), environ, run_id=run_id, script=script, settings={}

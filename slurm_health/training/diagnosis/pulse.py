@@ -282,7 +282,9 @@ class Pulse:
         return lines.take(text, now_s)
 
     def observe(self, report: NodeReport, now_s: float) -> None:
-        """Add a report: ranks of its node that it no longer has have ended."""
+        """Add a report of ranks: those of its node that it no longer has have ended."""
+        if report.state is not None or report.reached is not None:
+            return
         resumed = now_s - self._reported_s > _SUSPENDED_S
         self._reported_s = now_s
         present = {(sample.program, sample.rank) for sample in report.ranks}

@@ -127,8 +127,10 @@ class Agent:
             )
             self._send(NodeReport(node=given.node, state=within(state, given.most_bytes)))
         elif word.startswith(REACH):
-            answered = reached(word.decode().split()[1:], _REACH_S)
-            self._send(NodeReport(node=self._options.node, reached=answered))
+            _, asked, *addresses = word.decode().split()
+            if self._options.node in asked.split(","):
+                answered = reached(addresses, _REACH_S)
+                self._send(NodeReport(node=self._options.node, reached=answered))
 
     def _report(self, look: Look, *, connections: bool = False) -> NodeReport:
         """Return a report with samples of the ranks on this node."""

@@ -21,8 +21,8 @@ from slurm_health.training.diagnosis.samples import NodeReport
 
 T = TypeVar("T")
 
-# Lines of the watch: it is alive; inspect the ranks; send the state of the node; try to connect to
-# the addresses that follow.
+# Lines of the watch: it is alive; inspect the ranks; send the state of the node; `reach n1,n2
+# ADDRESS...`: these nodes are to try to connect to these addresses.
 HERE, INSPECT, STATE, REACH = b".", b"inspect", b"state", b"reach"
 REPORTS = JsonDecoder[NodeReport](NodeReport)
 _LINE = re.compile(rb"(\S{1,255}) (\d{1,9}) (\d{1,6})/(\d{1,6}) ([A-Za-z0-9+/=]*)")

@@ -222,8 +222,7 @@ class Watch:
             self._agents.end()
 
     def _observe(self, report: NodeReport) -> None:
-        if report.state is None:
-            self._pulse.observe(report, time.monotonic())
+        self._pulse.observe(report, time.monotonic())
 
     def _replace_agents(self) -> None:
         """Start agents that have ended again, except on nodes that the job has lost."""
@@ -297,7 +296,8 @@ class Watch:
         thirds = [node for node in asked if node not in ends][:_THIRDS]
         if len(ends) < 2 or {*owners.values()} != {*ends} or not thirds:
             return standstill
-        answers = self._agents.ask(b" ".join((REACH, *(a.encode() for a in owners))), thirds)
+        word = b" ".join((REACH, *(text.encode() for text in (",".join(thirds), *owners))))
+        answers = self._agents.ask(word, thirds)
         reached = {
             node: tuple(dict.fromkeys(owners[address] for address in answers[node].reached or ()))
             for node in thirds

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_health.training.diagnosis.collected import NodeState
 from slurm_health.training.diagnosis.pulse import LIMITS, Pulse
 from slurm_health.training.diagnosis.samples import (
     Frame,
@@ -341,6 +342,17 @@ def test_a_rank_that_has_ended_while_others_wait_is_gone_and_one_that_was_never_
     _, verdicts = watched(training, LONG + 300)
     (gone,) = [rank for rank in verdicts[-1].ranks if rank.gone]
     assert (gone.rank, gone.node, gone.pid) == (2, "n3", 0)
+
+
+@pytest.mark.parametrize("answer", [{"reached": ()}, {"state": NodeState(node="n1")}])
+def test_an_answer_without_ranks_ends_none(answer: dict[str, Any]) -> None:
+    training, pulse = Training(LONG), Pulse(NODES)
+    observe(pulse, training, LONG)
+    for node in NODES:
+        pulse.observe(NodeReport(node=node, **answer), LONG + 1.0)
+    (program,) = pulse.programs.values()
+
+    assert not any(sample.gone for sample in program.samples)
 
 
 def test_a_hang_is_said_once_and_once_that_it_is_over() -> None:
