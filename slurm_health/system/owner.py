@@ -121,14 +121,15 @@ def deliver(message: Message, home: Path, client: Client, site: Path) -> str:
         site: the site's file.
     """
     command, problem = own_command_of(home)
-    mail_to, program = _mail(message, client, site)
-    if not command and not mail_to:
-        return problem
-    if why_not := _claim(message, home):
-        return why_not
     if command:
+        if why_not := _claim(message, home):
+            return why_not
         document = msgspec.json.encode(message) + b"\n"
         problem = _run(["/bin/sh", "-c", command], document, home)
+    # Only now: a slurmctld that restarts may not answer before the job's end kills this process.
+    mail_to, program = _mail(message, client, site)
+    if mail_to and not command and (why_not := _claim(message, home)):
+        return why_not
     if mail_to:
         body = f"{message.text}\n\nslurm-health report {message.job}\n".encode()
         problem = _run([program, "-s", message.subject, mail_to], body, home) or problem

@@ -101,6 +101,23 @@ def test_who_has_no_file_and_asked_for_no_mail_gets_nothing_and_no_trace(home: H
     assert not (home.path / ".local").exists()
 
 
+def test_the_owners_command_runs_before_slurm_is_asked_about_mail(home: Home) -> None:
+    early = home.path / "asked-early"
+    bin_directory = home.path / "bin"
+    bin_directory.mkdir()
+    (bin_directory / "scontrol").write_text(
+        f"#!/bin/sh\n[ -e {home.path}/received ] || touch {early}\nexit 1\n"
+    )
+    (bin_directory / "scontrol").chmod(0o755)
+    environ = home.slurm.environ()
+    environ["PATH"] = f"{bin_directory}:{environ['PATH']}"
+    message = Message(kind="hang", job="12", time_s=1e9, subject="s", text="t")
+
+    assert deliver(message, home.path, Client(environ, patience_s=0.0), home.site) == ""
+    assert home.received == [("hang", "12")]
+    assert not early.exists()
+
+
 def test_outside_of_a_job_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
 
