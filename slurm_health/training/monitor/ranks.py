@@ -472,10 +472,22 @@ def _roots(
         number = process.rank if by_torchrun else process.task
         above = processes.get(process.parent)
         same = above is not None and number == (above.rank if by_torchrun else above.task)
-        # A data loader's worker may outlive its rank; tasks of srun lead a process group.
-        is_orphan = above is None and process.group != process.pid
-        if number is not None and not same and not is_orphan:
+        if number is not None and not same and not (above is None and _is_orphan(process)):
             yield process, number
+
+
+def _is_orphan(process: JobProcess) -> bool:
+    """Whether a process without a parent of the job has lost it, as a data loader's worker does.
+
+    slurmstepd starts all tasks of a step on a node, and puts them into the first one's group. Where
+    /proc hides other users' processes (hidepid), the parent of a task cannot be read.
+    """
+    if process.group == process.pid:
+        return False
+    try:
+        return proc.stat(process.directory.parent / str(process.parent)).name != "slurmstepd"
+    except (OSError, ValueError):
+        return process.parent == 1
 
 
 def _meets(environ: Mapping[str, str]) -> str:

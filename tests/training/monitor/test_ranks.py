@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -329,6 +330,38 @@ def test_a_forked_child_is_no_rank_also_when_its_rank_has_ended(start: Start, sc
     ranks.find()
 
     assert numbers(ranks) == numbers() == []
+
+
+# Slurm puts all tasks of a step on a node into the process group of the first.
+SLURMSTEPD = """
+import json, os, sys
+environ, *argv = json.loads(sys.argv[1]), *sys.argv[2:]
+tasks = []
+for task in ("0", "1", "2"):
+    tasks.append(os.fork() or os.getpid())
+    os.setpgid(tasks[-1], tasks[0])
+    if tasks[-1] == os.getpid():
+        os.execve(argv[0], [*argv[:-1], argv[-1] + task, ""], {**environ, "SLURM_PROCID": task})
+for task in tasks:
+    os.waitpid(task, 0)
+"""
+
+
+def test_all_tasks_of_a_step_on_a_node_are_ranks(tmp_path: Path) -> None:
+    stepd = tmp_path / "slurmstepd"
+    stepd.symlink_to(os.path.realpath(sys.executable))
+    environ = json.dumps({**os.environ, **IN_STEP})
+    argv = [str(stepd), "-c", SLURMSTEPD, environ, sys.executable, "-c", SILENT, f"{tmp_path}/task"]
+    process = subprocess.Popen(argv)
+    try:
+        eventually(lambda: len(list(tmp_path.glob("task*"))) == 3, "all tasks")
+        found = numbers()
+    finally:
+        for task in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+            os.kill(int(task), signal.SIGKILL)
+        process.wait()
+
+    assert found == [("3", 0), ("3", 1), ("3", 2)]
 
 
 def test_what_children_write_is_the_ranks_and_its_own_waits_are_counted(start: Start) -> None:
