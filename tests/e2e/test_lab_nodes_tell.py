@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tests.lab import Lab
-from tests.lab.installed_site import Site
+from tests.lab.installed_site import Site, eventually
 from tests.lab.played_nodes import play, submit
 from tests.played_gpu import nvml_library
 from tests.training.monitor.test_flight_dumps import dump
@@ -113,3 +114,18 @@ def test_dumps_that_only_another_node_has_are_read_there(site: Site) -> None:
     _, found = fails_after(site)
 
     assert not any(line.startswith("flight-recorder") for line in found["not_collected"]), found
+
+
+def test_all_tasks_of_a_step_on_a_node_are_ranks(site: Site) -> None:
+    tasks = "#!/bin/sh\nsrun --ntasks=3 --overcommit sleep 600"
+    job = site.lab.sbatch(tasks, "--nodes=1", "--nodelist=n1", "--output=/dev/null")
+    look = "import sys; from slurm_health.training.monitor.ranks import Ranks\n"
+    look += "ranks = Ranks(sys.argv[1], 'n1'); ranks.find()\n"
+    look += "print([sample.rank for sample in ranks.sample()])"
+    eventually(site, lambda: len(site.processes_with("600")) >= 4, "srun and its tasks", 60)
+
+    found = site.lab.run([sys.executable, "-c", look, str(job)], user="alice", node="n1")
+
+    assert found.stdout == "[0, 1, 2]\n"
+    site.lab.run(["scancel", str(job)], user="alice")
+    site.ended(job)
