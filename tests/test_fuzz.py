@@ -33,7 +33,7 @@ from slurm_health.preflight.session.controller import Controller
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import phases
 from slurm_health.records.errors import SlurmHealthError
-from slurm_health.records.record_codec import Entry, decode, encode
+from slurm_health.records.record_codec import Entry, encode
 from slurm_health.records.records import Record
 from slurm_health.report.build import story_of
 from slurm_health.report.export import as_json, job_document
@@ -111,34 +111,10 @@ FIELDS = [
 RECORDS = random_cases(lambda random: [random_record(random) for _ in range(random.randint(0, 8))])
 
 
-def entries(data: bytes) -> list[Entry]:
-    found = []
-    for line in data.splitlines():
-        with suppress(ValueError):
-            found.append(decode(line))
-    return found
-
-
 @given(damaged(JOURNALS, ODD + FIELDS))
 def test_a_damaged_journal_accuses_only_whom_its_verdict_names(data: bytes) -> None:
     found = from_journal(data, node=NODE, job=JOB)
     assert found is None or (found.node, found.job) == (NODE, JOB)
-
-
-@given(st.lists(damaged(JOURNALS, ODD + FIELDS), min_size=4, max_size=4))
-def test_a_damaged_journal_is_reported(files: list[bytes]) -> None:
-    master, node, supervisor, requeue = map(entries, files)
-    assert_reported(
-        RunEntries(
-            label="0",
-            job="7",
-            cluster="lab",
-            master=master,
-            nodes={NODE: node},
-            supervisor=supervisor,
-            requeue=requeue,
-        )
-    )
 
 
 @given(RECORDS)
@@ -165,12 +141,6 @@ INDEXED_TOGETHER = settings(max_examples=max(1, settings().max_examples // JOBS_
 
 def jobs(drawn: st.SearchStrategy[T]) -> st.SearchStrategy[list[T]]:
     return st.lists(drawn, min_size=JOBS_TOGETHER, max_size=JOBS_TOGETHER)
-
-
-@given(jobs(st.lists(damaged(JOURNALS, ODD + FIELDS), min_size=3, max_size=3)))
-@INDEXED_TOGETHER
-def test_a_damaged_journal_has_a_history(files_of_jobs: list[list[bytes]]) -> None:
-    assert_indexed(files_of_jobs)
 
 
 @given(jobs(st.tuples(RECORDS, RECORDS, RECORDS)))

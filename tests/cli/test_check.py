@@ -93,6 +93,31 @@ def test_json_of_a_check_is_json_and_its_logs_go_elsewhere(tmp_path: Path, worke
     assert done.stderr != ""
 
 
+def test_the_probes_run_with_what_a_file_exports_and_a_failed_exchange_names_the_interface(
+    tmp_path: Path, workers: Path
+) -> None:
+    """Only the file names the directory in which it stands how the probes are played."""
+    played = tmp_path / "played"
+    played.mkdir()
+    (played / "local2").write_text("unreachable")
+    (tmp_path / "click.py").write_text("raise SystemExit('the wrong click')\n")
+    file = tmp_path / "env.sh"
+    file.write_text(
+        f"export FAKE_WORKER_DIR={played} GLOO_SOCKET_IFNAME=lo API_TOKEN=secret\n"
+        f"export PYTHONPATH={tmp_path}; echo API_TOKEN=secret\n"
+    )
+
+    done = slurm_health(*local(tmp_path, "--json", f"--setup={file}"))
+
+    nodes = {each["node"]: each for each in json.loads(done.stdout)["nodes"]}
+    assert "connects over GLOO_SOCKET_IFNAME=lo" in nodes["local2"]["reason"]
+    assert "the wrong click" not in done.stderr  # PYTHONPATH is for the probes' interpreter
+    (master,) = tmp_path.glob("j/local/*/0/master.jsonl")
+    assert json.loads(master.read_text().splitlines()[0])["settings"]["setup"] == str(file)
+    written = "".join(path.read_text() for path in master.parent.glob("*.jsonl"))
+    assert "secret" not in written + done.stdout + done.stderr
+
+
 def localize(tmp_path: Path, text: str) -> dict[str, str]:
     """Return the environment of a site that has chosen something about localisation."""
     file = tmp_path / "config.toml"

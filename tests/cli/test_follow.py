@@ -129,16 +129,6 @@ def test_of_an_array_it_asks_for_a_task(tmp_path: Path) -> None:
     assert "12 is an array; follow one of its tasks: 12_3" in drawn
 
 
-def test_a_job_that_two_clusters_have_is_drawn_without_a_warning_in_between(
-    tmp_path: Path,
-) -> None:
-    write_healthy_run(tmp_path, cluster="other")
-    write_healthy_run(tmp_path)
-    with following(tmp_path) as terminal:
-        drawn = terminal.read_to_the_end(0)
-    assert "there is one of that id" not in drawn
-
-
 def test_ctrl_c_ends_it_quietly_before_the_job(tmp_path: Path) -> None:
     run = begun(tmp_path)
     run.start()
@@ -192,20 +182,6 @@ def test_a_script_that_failed_is_followed_to_its_next_start(tmp_path: Path) -> N
         run.write(journal.SUPERVISOR, ScriptEnded(exit_code=3, signal=0, duration_s=9), after_s=9)
         drawn = terminal.read_to_the_end(0)
     assert "train.sh exited with code 3 after 9.0 s" in drawn.rpartition("Ctrl-C ends this")[2]
-
-
-@pytest.mark.timeout(180)
-def test_a_job_whose_batch_script_was_killed_is_followed_to_its_end(tmp_path: Path) -> None:
-    slurm = FakeSlurm(tmp_path / "slurm", ["n1", "n2"])
-    slurm.run_job(12, ["n1", "n2"])
-    run = begun(tmp_path / "journal", ago_s=60)
-    run.pass_check()
-    run.write(journal.SUPERVISOR, ScriptStarted(script="train.sh", pid=1))
-    slurm.change_job(12, state="NODE_FAIL")
-    with following(tmp_path / "journal", slurm=slurm.environ()) as terminal:
-        terminal.read_until("running for")
-        drawn = terminal.read_to_the_end(0)
-    assert "Slurm says that the job has ended (node_fail)" in drawn
 
 
 @pytest.mark.parametrize("kind", ["", "dumb"])

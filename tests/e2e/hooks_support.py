@@ -111,6 +111,15 @@ class HookedSite(Site):
             [str(self.installed / "healthcheck")], node=node, env={"SLURMD_NODENAME": node}
         )
 
+    def health_checks(self) -> None:
+        """Let all nodes run their health checks at once, so that they meet at the lock."""
+        hook = [str(self.installed / "healthcheck")]
+        running = [
+            self.lab.popen(hook, node=node, env={"SLURMD_NODENAME": node})
+            for node in self.lab.nodes
+        ]
+        assert [process.wait(120) for process in running] == [0] * len(running)
+
     def out_of_pool(self) -> dict[str, str]:
         """Return the reason of every drained node."""
         return {

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import slurm_health, start
-from tests.support.supervised import descendants, eventually
+from tests.support.command_line import slurm_health
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(110)]
 
@@ -46,25 +45,6 @@ def test_a_machine_that_is_well_is_checked_and_reported(tmp_path: Path) -> None:
     table = slurm_health("report", job, f"--journal={tmp_path}")
     for line in _table(done.stdout):
         assert line in table.stdout
-
-
-@pytest.mark.heavy
-def test_a_master_that_is_killed_takes_everything_with_it(tmp_path: Path) -> None:
-    words = (f"--journal={tmp_path}", f"--python={sys.executable}")
-    check = start("check", "--local=4", *words, environ={"CUDA_VISIBLE_DEVICES": ""})
-
-    def has_begun() -> bool:
-        return any("round_started" in file.read_text() for file in tmp_path.rglob("master.jsonl"))
-
-    try:
-        eventually(has_begun, "the first round")
-        below = descendants(check.pid)
-        assert len(below) == 2 * len(NODES)
-    finally:
-        check.kill()
-        check.communicate()
-
-    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), "their end")
 
 
 def test_with_an_interpreter_without_torch_light_probes_measure(tmp_path: Path) -> None:

@@ -29,11 +29,7 @@ def test_in_fifty_mass_failures_no_more_nodes_are_drained_than_the_breaker_allow
             site.configure(share=0.5)
             for node in site.lab.nodes:
                 site.on(node, "touch", FLAG)
-            hook, environ = str(site.installed / "healthcheck"), "SLURMD_NODENAME"
-            running = [
-                site.lab.popen([hook], node=node, env={environ: node}) for node in site.lab.nodes
-            ]
-            assert [process.wait(120) for process in running] == [0] * NODES
+            site.health_checks()
             drained.append(len(site.out_of_pool()))
             site.lab.reset()
     assert set(drained) <= {1, 2, 3}, drained
@@ -62,11 +58,7 @@ def test_a_server_that_is_down_for_all_nodes_drains_none(
         for number in (signal.SIGSTOP, signal.SIGKILL):  # it hangs; then it is dead
             for pid in servers:
                 os.kill(pid, number)
-            hook, environ = str(site.installed / "healthcheck"), "SLURMD_NODENAME"
-            running = [
-                site.lab.popen([hook], node=node, env={environ: node}) for node in site.lab.nodes
-            ]
-            assert [process.wait(120) for process in running] == [0] * NODES
+            site.health_checks()
             assert site.out_of_pool() == {}
         logs = [site.hook_log(node) for node in site.lab.nodes]
         assert all(str(site.lab.paths.shared) in log for log in logs), logs

@@ -127,7 +127,7 @@ def test_nodes_whose_agent_or_workers_never_live_are_named(site: Site) -> None:
     checked = check_nodes(site, 6)
     assert_named(checked, {"n2": NAMED, "n3": NAMED, "n4": NAMED})
     for node, fault in (("n2", "kill-agent"), ("n3", "crash-worker"), ("n4", "hang-worker")):
-        assert {victim.fault for victim in site.lab.fault.victims(node)} == {fault}
+        assert {*site.lab.fault.victims(node)} == {fault}
 
 
 @pytest.mark.slow

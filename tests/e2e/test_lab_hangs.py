@@ -14,8 +14,8 @@ import pytest
 
 from slurm_health.records.nodeset import expand
 from tests.lab import Lab, processes
-from tests.lab.installed_site import Site, eventually, records_in
-from tests.lab.played_nodes import UNREACHABLE, play, submit
+from tests.lab.installed_site import Site, eventually
+from tests.lab.played_nodes import play, submit
 
 # Without a slurmdbd, Slurm 22.05 makes a job smaller once, and refuses that then.
 ACCOUNTING = "LAB_RELEASE" not in os.environ
@@ -180,21 +180,6 @@ def test_a_job_that_is_to_be_stopped_when_it_hangs_is_cancelled(training: Site) 
     training.assert_nothing_left()
 
 
-@pytest.mark.parametrize("cause", ["mismatch", "own-code"])
-def test_what_hangs_by_the_script_itself_is_ended_and_not_started_again(
-    training: Site, cause: str
-) -> None:
-    job = began(training, SPARE, cause, "1", env=BEATING)
-
-    assert ended(training, job)["JobState"] == "FAILED"
-    said = output(training, job)
-    assert "the script is ended because it hangs (--monitor=restart)" in said
-    assert "train.sh is not started again" in said
-    assert "start 1" not in said
-    assert plans(training, job) == ["stop"]
-    training.assert_nothing_left()
-
-
 @pytest.mark.parametrize(
     ("cause", "env", "found"),
     [
@@ -230,23 +215,3 @@ def test_a_rank_that_keeps_the_others_waiting_is_replaced_with_its_node_by_the_s
         for left in training.processes_with(TRAINING.name):
             os.kill(left, signal.SIGKILL)
     training.assert_nothing_left()
-
-
-def test_a_node_whose_packets_are_dropped_is_left(training: Site) -> None:
-    job = began(training, SPARE, env=BY_OPTIMIZER)
-
-    def trains() -> bool:
-        writer = training.run_directory(job) / "monitor.jsonl"
-        records = records_in(writer) if writer.exists() else []
-        steps = [r.get("step", 0) for r in records if r["kind"] == "progress_seen"]
-        return max(steps, default=0) >= 20
-
-    eventually(training, trains, "a training that is watched", 300)
-    play(training, n2=UNREACHABLE)
-    training.lab.fault.drop("n2")
-
-    assert ended(training, job)["JobState"] == "COMPLETED", output(training, job)
-    assert "start 1 on n[1,3-4]" in output(training, job)
-    assert "n2 faulty" in training.table(job).replace("  ", " ")
-    event = training.wait_record(job, "training_event", writer="monitor")
-    assert "n2" in event["diagnosed"]["nodes"]

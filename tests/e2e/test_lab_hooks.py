@@ -18,22 +18,6 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
 JOB = "#!/bin/sh\nhostname\n"
 # Calls that only somebody who asks about nodes, or changes them, makes.
 ASKING = ("NODE_INFO", "UPDATE_NODE", "PARTITION_INFO", "BUILD_INFO", "PING", "JOB_USER_INFO")
-CHECKS = "".join(
-    f"[checks.c{number}]\ncheck='file'\npath='/etc/passwd'\n" for number in range(10)
-) + "".join(
-    f"[checks.{name}]\n{rest}\n"
-    for name, rest in {
-        "memory": "",
-        "swap": "",
-        "load": "",
-        "munged": "check='daemon'\nname='munged'",
-        "uninterruptible": "",
-        "clocksource": "",
-        "cpus": "min_online=1",
-        "clock": "synchronised=false",
-        "root": "check='filesystem'\npath='/'",
-    }.items()
-)
 
 
 @pytest.fixture(scope="module")
@@ -56,17 +40,6 @@ def asked(site: HookedSite) -> dict[str, int]:
     return {
         name: count for name, count in site.calls().items() if any(word in name for word in ASKING)
     }
-
-
-@pytest.mark.heavy
-def test_a_healthy_prolog_and_epilog_of_twenty_checks_ask_slurm_nothing(site: HookedSite) -> None:
-    site.configure(CHECKS)
-    site.forget_calls()
-    jobs = [site.lab.sbatch(JOB, "-N5") for _ in range(3)]
-    for job in jobs:
-        site.lab.wait_job(job)
-    assert asked(site) == {}
-    assert site.out_of_pool() == {}
 
 
 def test_a_prolog_that_finds_a_fault_drains_and_the_job_runs_elsewhere(site: HookedSite) -> None:
@@ -164,17 +137,9 @@ def test_with_slurmctld_slower_than_a_hook_waits_nothing_is_drained(site: Hooked
 
 
 def test_a_rack_that_fails_in_the_same_moment_is_not_drained(site: HookedSite) -> None:
-    """Every node's hook runs at once, so that they meet at the lock."""
     for node in site.lab.nodes:
         site.on(node, "touch", FLAG)
-    running = [
-        site.lab.popen(
-            [str(site.installed / "healthcheck")], node=node, env={"SLURMD_NODENAME": node}
-        )
-        for node in site.lab.nodes
-    ]
-    for process in running:
-        assert process.wait(60) == 0
+    site.health_checks()
     assert 1 <= len(site.out_of_pool()) <= 2  # two nodes may always be drained
 
 

@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
 from collections.abc import Iterator
 
 import pytest
 
 from slurm_health.preflight.supervisor.check_process import SILENCE_S
 from slurm_health.system import journal
-from tests.lab import Lab, processes
+from tests.lab import Lab
 from tests.lab.installed_site import DEADLINE_S, Report, Site, accused, eventually, levels
 from tests.lab.played_nodes import FAULTY, NEVER_READY, play, submit
+from tests.lab.storage_faults import hung_client
 
 pytestmark = [
     pytest.mark.lab(network_filesystem=True),
@@ -50,20 +48,6 @@ def report(site: Site, job: int) -> Report:
     return found
 
 
-@contextlib.contextmanager
-def hung(site: Site, node: str) -> Iterator[None]:
-    """Stop a node's client: whoever asks the filesystem there waits in the kernel."""
-    found = [each.pid for each in processes.on_node(site.lab.pid(node)) if each.name == "glusterfs"]
-    assert found
-    for pid in found:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in found:
-            os.kill(pid, signal.SIGCONT)
-
-
 def test_a_job_leaves_a_bad_node_although_every_node_caches(site: Site) -> None:
     job = start(site, **{BAD: FAULTY})
     assert site.ended(job)["JobState"] == "COMPLETED"
@@ -75,7 +59,7 @@ def test_a_job_leaves_a_bad_node_although_every_node_caches(site: Site) -> None:
 
 
 def test_a_node_whose_mount_hangs_is_not_accused_and_holds_nobody_up(site: Site) -> None:
-    with hung(site, BAD):
+    with hung_client(site.lab, BAD):
         job = start(site)
         assert site.ended(job)["JobState"] == "COMPLETED"
     (run,) = report(site, job)["runs"]
@@ -95,7 +79,7 @@ def test_a_hang_on_the_batch_host_in_the_middle_of_a_check_lets_the_script_run_u
         return "agent_started" in site.lab.run(["cat", path], check=False).stdout
 
     eventually(site, began, "agents", DEADLINE_S)
-    with hung(site, "n1"):
+    with hung_client(site.lab, "n1"):
         waited_s = SILENCE_S + journal.ANSWER_LIMIT_S + DEADLINE_S
         eventually(site, lambda: "ran on" in site.lab.job_output(job), "the script", waited_s)
     assert site.ended(job)["JobState"] == "COMPLETED"

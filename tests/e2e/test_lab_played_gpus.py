@@ -131,56 +131,6 @@ def test_a_dead_gpu_costs_a_requeue_and_its_node_is_drained_once_root_has_seen_i
     assert names_device(site, "n2", 1, note)
 
 
-SLOW = pytest.mark.slow
-NOT_DONE = "did not finish on device 1, and was stopped: "
-WITHOUT_PARTNER = r"no allgather with n.*timed out"
-
-
-@pytest.mark.parametrize(
-    ("fault", "how", "check", "found"),
-    [
-        ("gpu_lying", {}, "values", ("faulty", "compute", "")),
-        ("gpu_slow", {"share": 0.4}, "matmul", ("slow", "compute", "")),
-        # Slow enough to stand out on a busy machine, and not so slow that it fails.
-        pytest.param(
-            *("slow_rail", {"gb_per_s": 0.012}, "rail_allgather", ("slow", "network", "")),
-            marks=SLOW,
-        ),
-        # These wait for a deadline in each round.
-        pytest.param(
-            *("gpu_hang", {"after": 30}, "matmul", ("faulty", "compute", NOT_DONE)), marks=SLOW
-        ),
-        pytest.param(
-            *("dead_rail", {}, "rail_allgather", ("faulty", "network", WITHOUT_PARTNER)), marks=SLOW
-        ),
-        pytest.param(
-            *("nccl_hang", {}, "rail_allgather", ("faulty", "network", WITHOUT_PARTNER)), marks=SLOW
-        ),
-    ],
-)
-def test_a_check_names_the_gpu_and_what_is_wrong_with_it(
-    site: HookedSite,
-    submit: Submit,
-    fault: str,
-    how: dict[str, float],
-    check: str,
-    found: tuple[str, str, str],
-) -> None:
-    getattr(site.lab.fault, fault)("n2", 1, **how)
-    job = submit("-N3", f"--check={check}", "--max-requeues=0")
-    site.ended(job, DEADLINE_S)
-    run = first_check(site, job)
-    level, component, reason = found
-    assert accused(run) == {"n2": level}
-    verdict = verdict_of(run, "n2")
-    assert verdict["component"].startswith(component)
-    assert re.search(reason, verdict["reason"])
-    if reason != WITHOUT_PARTNER:
-        assert names_device(site, "n2", 1, verdict["reason"])
-    # Root measures nothing that shows it: the word of one job drains no node.
-    assert site.out_of_pool() == {}
-
-
 @pytest.mark.slow
 def test_neither_an_occupied_nor_a_divided_gpu_is_a_fault_and_who_occupies_it_is_named(
     site: HookedSite, submit: Submit

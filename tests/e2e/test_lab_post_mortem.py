@@ -69,17 +69,11 @@ def found(site: Site, number: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("words", "cause", "attribution", "ranks"),
     [
-        ("wrong-shape 1", "wrong-shape", "user error", [1]),
-        ("key-error", "same-error-everywhere", "user error", [0, 1]),
         ("torchrun key-error", "same-error-everywhere", "user error", [0, 1]),
         ("kill 1", "killed", "undecided", [1]),
         ("torchrun kill 1", "killed", "undecided", [1]),
-        ("segfault 1", "crashed", "undecided", [1]),
         ("memory 1", "host-out-of-memory", "user error", [1]),
-        ("disk-full 1", "disk-full", "undecided", [1]),
         ("mismatch 1", "collectives-differ", "user error", [0, 1]),
-        ("nan", "not-a-number", "user error", [0, 1]),
-        ("exit 1", "rank-failed", "undecided", [1]),
     ],
 )
 def test_what_failed_first_is_named_and_no_node_is_accused(
@@ -93,30 +87,6 @@ def test_what_failed_first_is_named_and_no_node_is_accused(
     if cause not in {"collectives-differ"}:
         assert diagnosed["nodes"] == [f"n{rank + 1}" for rank in ranks]
     assert training.drained() == {}
-
-
-@pytest.mark.parametrize(
-    ("script", "quoted"),
-    [
-        (f"srun {sys.executable} trian.py", "can't open file"),
-        ("srun trochrun train.py", "execve(): trochrun: No such file or directory"),
-        ("if true then\nsrun hostname", "syntax error"),
-    ],
-)
-def test_what_cannot_run_at_all_is_the_users_mistake_and_is_not_started_again(
-    training: Site, script: str, quoted: str
-) -> None:
-    site = training
-    site.script("mistake.sh", f"#!/bin/bash\n{script}\n")
-    options = ("-N2", "--ntasks-per-node=1", "--output=out-%j.txt", "--max-restarts=1")
-    number = submit(site, *options, "mistake.sh", script="")
-    assert site.ended(number)["JobState"] != "COMPLETED"
-    (run,) = site.report(number)["runs"]
-
-    assert run["post_mortem"]["attribution"] == "user error"
-    assert quoted in run["post_mortem"]["description"]
-    assert run["post_mortem"]["nodes"] == []
-    assert "starting mistake.sh again" not in site.read(f"out-{number}.txt")
 
 
 def test_a_node_that_slurm_loses_is_the_one_that_is_accused(training: Site) -> None:

@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
 
-from tests.lab import processes
 from tests.lab.installed_site import COMMAND, Site, eventually
 from tests.lab.played_nodes import play
 from tests.support.unshared import played_python
@@ -57,28 +54,6 @@ def test_a_check_that_is_cancelled_leaves_nothing(site: Site, tmp_path: Path, wo
     job = submitted(site, tmp_path, "run", n2="stuck")
     checks(site)
     site.lab.run(["scancel", str(job) if word == "the job" else f"{job}.0"], user="alice")
-    site.ended(job)
-    site.assert_nothing_left()
-    assert "TRAINS" not in site.read("ends.out")
-
-
-def sent(site: Site, number: int, *, to_srun: bool) -> None:
-    """Send a signal to srun, or to the task on the first node."""
-    found = [
-        process.pid
-        for process in processes.on_node(site.lab.pid("n1"))
-        if "--network-check" in process.argv and (Path(process.argv[0]).name == "srun") == to_srun
-    ]
-    assert found
-    for pid in found:
-        os.kill(pid, number)
-
-
-def test_ctrl_c_ends_all_tasks(site: Site, tmp_path: Path) -> None:
-    job = submitted(site, tmp_path, "run", n2="stuck")
-    checks(site)
-    for _ in range(2):  # the first one only asks
-        sent(site, signal.SIGINT, to_srun=True)
     site.ended(job)
     site.assert_nothing_left()
     assert "TRAINS" not in site.read("ends.out")

@@ -18,7 +18,6 @@ from tests.support.unshared import played_python
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
 COMMAND = str(Path(sys.executable).with_name("slurm-health"))
-TRAIN = str(Path(__file__).parents[2] / "examples" / "train_torchrun.py")
 # torchrun waits 300 s for a node whose training failed: what that node said is worth the wait.
 DEADLINE_S = 360
 # A signal that arrives before torchrun has noted whom it started leaves that running.
@@ -76,16 +75,6 @@ def free_port() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return str(probe.getsockname()[1])
-
-
-@pytest.mark.heavy
-def test_one_machine_is_checked_and_trains(tmp_path: Path) -> None:
-    words = ("--network-check", "--standalone", "--nproc_per_node=2")
-    code, stdout, stderr = Node(tmp_path, *words, TRAIN, "--epochs=1", real=True).end()
-    assert code == 0, stderr
-    assert "2 processes" in stdout
-    assert "all healthy" in stderr
-    assert list(tmp_path.glob("journal/local/*/0-2/master.jsonl"))
 
 
 @pytest.mark.heavy

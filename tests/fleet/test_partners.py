@@ -1,41 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Whom a sweep checks together, whatever is idle; tests/frozen has whom it chooses."""
+
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.fleet.partners import groups, meetings
+from slurm_health.fleet.partners import groups
 
-NEVER = 0.0
-
-
-def nodes(count: int, checked_s: float = NEVER) -> dict[str, float]:
-    return {f"n{number:02}": checked_s for number in range(count)}
-
-
-def test_a_node_whose_check_was_cut_short_is_due_and_waits_behind_the_others() -> None:
-    idle = {**nodes(3), "cut": 150.0, "done": 140.0}
-
-    found = groups(idle, {}, due={*nodes(3), "cut"}, size=3, room=6)
-
-    assert found == [("n00", "n01", "n02")]
-    assert groups({"cut": 150.0, "done": 140.0, "n": 145.0}, {}, due={"cut"}, size=3, room=6)
-
-
-def test_nodes_that_have_never_met_are_put_together() -> None:
-    met = meetings([["n00", "n01", "n02"], ["n03", "n04", "n05"]] * 3, nodes(9))
-
-    found = groups(nodes(9), met, due={*nodes(9)}, size=3, room=9)
-
-    assert not meetings(found, nodes(9)).keys() & met.keys()
-
-
-def test_two_nodes_alone_are_not_checked_because_they_could_only_accuse_each_other() -> None:
-    assert groups(nodes(2), {}, due={*nodes(2)}, size=4, room=4) == []
+NODES = [f"n{number:02}" for number in range(30)]
 
 
 @given(
-    st.dictionaries(st.sampled_from([*nodes(30)]), st.floats(0, 200), max_size=30),
+    st.dictionaries(st.sampled_from(NODES), st.floats(0, 200), max_size=30),
     st.integers(3, 8),
     st.integers(0, 40),
 )
@@ -50,12 +27,3 @@ def test_every_group_is_of_different_idle_nodes_and_has_one_that_is_due(
     assert set(members) <= idle.keys()
     assert all(3 <= len(group) <= size for group in found)
     assert all(due & {*group} for group in found)
-
-
-def test_a_stranger_is_preferred_to_one_that_waits_for_longer() -> None:
-    idle = {"first": 0.0, "second": 10.0, "known": 20.0, "stranger": 90.0}
-    met = meetings([["first", "known"]], idle)
-
-    (group,) = groups(idle, met, due={*idle}, size=3, room=3)
-
-    assert group == ("first", "second", "stranger")

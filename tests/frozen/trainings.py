@@ -1,7 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is said of trainings that failed, hang or are slow: by recordings, logs and standstills.
 
-`inputs/diagnoses.jsonl` holds what was collected of each of some hundred, one a line.
+`inputs/diagnoses.jsonl` holds what was collected of each of some hundred, one a line. A recording
+in tests/data/played_training has
+
+output.txt     what ranks wrote and how they ended, as `srun --label` has it, without C++'s frames
+fr/rank_N      the Flight Recorder's dump of each rank that left one
+monitor.jsonl  what the agents of both nodes sent while it hung, in order
+nvml.jsonl     what NVML says of each node's GPUs: while it hung, or else once it had ended
+stack_N.txt    where the main thread of a rank was while it hung, by py-spy, with the frames of C++
+kernel.txt     what the second node's kernel logged, where the fault is one that it logs
+run.json       the cause, how each rank ended, the versions
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 
 import argparse
 import contextlib
+import inspect
 import math
 import os
 import signal
@@ -12,8 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-from . import directory, gpu_cli, installing, requirements
+from . import directory, installing, requirements
 from .errors import LabError
+from .faults import Faults
 from .lab import Lab
 from .layout import BASE
 
@@ -130,15 +132,9 @@ def _exec(options: argparse.Namespace) -> int:
 def _fault(options: argparse.Namespace) -> int:
     requirements.require_root()
     lab = Lab.attach(options.name)
-    apply: Callable[[Lab, argparse.Namespace], None] = options.apply
-    apply(lab, options)
+    given = {name: getattr(options, name) for name in options.parameters}
+    getattr(lab.fault, options.method)(**given)
     return 0
-
-
-def _storage(options: argparse.Namespace) -> int:
-    from . import storage_faults  # as below
-
-    return storage_faults.run_all(options.name, options.runs, options.results)
 
 
 def _chaos(options: argparse.Namespace) -> int:
@@ -222,18 +218,6 @@ def _parser() -> argparse.ArgumentParser:
     fault = commands.add_parser("fault", help="break a node, or mend it")
     _add_faults(fault, named)
 
-    storage = commands.add_parser(
-        "storage", help="faults of a network filesystem, and what checks say of them"
-    )
-    storage.add_argument("--runs", type=int, default=1, help="of each (default: %(default)s)")
-    storage.add_argument("--name", default="storage", help="of the lab (default: %(default)s)")
-    storage.add_argument(
-        "--results",
-        type=Path,
-        default=Path("/var/tmp/slurm-health-storage.jsonl"),
-        help="what has been run, and is not run again (default: %(default)s)",
-    )
-    storage.set_defaults(run=_storage)
     chaos = commands.add_parser(
         "chaos", help="random trouble for real jobs, each on a cluster of its own"
     )
@@ -269,79 +253,39 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_faults(fault: argparse.ArgumentParser, named: argparse.ArgumentParser) -> None:
+    """Add a command for each fault: each method of `Faults` that breaks or mends one node."""
     kinds = fault.add_subparsers(metavar="KIND", required=True)
+    for name, method in inspect.getmembers(Faults, inspect.isfunction):
+        signature = inspect.signature(method)
+        _, *parameters = signature.parameters.values()
+        takes = [parameter.name for parameter in parameters]
+        if name.startswith("_") or "faults" in takes:
+            continue
+        if signature.return_annotation is not None or takes[:1] != ["node"]:
+            continue
+        help_ = inspect.cleandoc(method.__doc__ or "").splitlines()[0].replace("%", "%%")
+        words = name.replace("_", "-")
+        parser = kinds.add_parser(words, parents=[named], help=help_, description=help_)
+        for parameter in parameters:
+            _add_parameter(parser, parameter)
+        parser.set_defaults(run=_fault, method=name, parameters=takes)
 
-    def add(
-        kind: str, help_: str, apply: Callable[[Lab, argparse.Namespace], None]
-    ) -> argparse.ArgumentParser:
-        parser = kinds.add_parser(kind, parents=[named], help=help_, description=help_)
-        parser.add_argument("node", metavar="NODE")
-        parser.set_defaults(run=_fault, apply=apply)
-        return parser
 
-    slow = add(
-        "slow-link",
-        "throttle the node's link, both directions",
-        lambda lab, o: lab.fault.slow_link(o.node, o.mbit),
-    )
-    slow.add_argument("--mbit", type=float, default=200, help="Mbit/s (default: %(default)g)")
-
-    drop = add(
-        "drop",
-        "drop packets between the node and other nodes",
-        lambda lab, o: lab.fault.drop(o.node, o.fraction, everything=o.everything),
-    )
-    drop.add_argument("--fraction", type=float, default=1.0, help="default: %(default)g, all")
-    drop.add_argument("--everything", action="store_true", help="Slurm's own traffic too")
-
-    cut = add(
-        "cut-path",
-        "drop packets between two nodes",
-        lambda lab, o: lab.fault.cut_path(o.node, o.other),
-    )
-    cut.add_argument("other", metavar="OTHER", help="the other end; to clear NODE mends it")
-
-    starve = add(
-        "starve-cpu",
-        "give the whole node a share of one core",
-        lambda lab, o: lab.fault.starve_cpu(o.node, o.share),
-    )
-    starve.add_argument("--share", type=float, default=0.2, help="default: %(default)g")
-
-    add("kill-slurmd", "kill the node's slurmd", lambda lab, o: lab.fault.kill_slurmd(o.node))
-    add("stop-slurmd", "stop the node's slurmd", lambda lab, o: lab.fault.stop_slurmd(o.node))
-    add("start-slurmd", "start the node's slurmd", lambda lab, o: lab.fault.start_slurmd(o.node))
-
-    agent = add(
-        "kill-agent",
-        "kill the node's slurm-health agent when it appears",
-        lambda lab, o: lab.fault.kill_agent(o.node, o.times or None),
-    )
-    agent.add_argument("--times", type=int, default=1, help="0: always (default: %(default)s)")
-
-    crash = add(
-        "crash-worker",
-        "kill each probe worker of the node",
-        lambda lab, o: lab.fault.crash_worker(o.node, o.after_s, o.times or None),
-    )
-    hang = add(
-        "hang-worker",
-        "stop (SIGSTOP) each probe worker of the node",
-        lambda lab, o: lab.fault.hang_worker(o.node, o.after_s, o.times or None),
-    )
-    for worker in (crash, hang):
-        worker.add_argument(
-            "--after-s",
-            type=float,
-            default=0,
-            metavar="S",
-            help="that long after its start (default: at once)",
-        )
-        worker.add_argument("--times", type=int, default=0, help="default: 0, each one")
-
-    gpu_cli.add_faults(add)
-
-    add("clear", "mend the node: undo all of the above", lambda lab, o: lab.fault.clear(o.node))
+def _add_parameter(parser: argparse.ArgumentParser, parameter: inspect.Parameter) -> None:
+    name, default = parameter.name.replace("_", "-"), parameter.default
+    if default is inspect.Parameter.empty:
+        parser.add_argument(parameter.name, metavar=name.upper(), type=parameter.annotation)
+    elif parameter.name == "device":
+        parser.add_argument("device", metavar="GPU", nargs="?", type=int, default=default)
+    elif parameter.annotation is bool:
+        parser.add_argument(f"--{name}", action="store_true")
+    elif parameter.annotation in (int, float):
+        help_ = "default: %(default)g"
+        parser.add_argument(f"--{name}", type=parameter.annotation, default=default, help=help_)
+    else:  # a number, or None
+        help_ = f"0: always (default: {default or 0})"
+        kind: Callable[[str], int | None] = lambda text: int(text) or None  # noqa: E731
+        parser.add_argument(f"--{name}", type=kind, default=default, help=help_)
 
 
 def _file(text: str) -> Path:

@@ -21,13 +21,13 @@ class Faults(GpuFaults):
         """Throttle the node's network link to this many Mbit/s, in both directions."""
         network_faults.throttle(self._lab, node, mbit)
 
-    def drop(self, node: str, fraction: float = 1.0, *, everything: bool = False) -> None:
-        """Drop this fraction of the packets between the node and other nodes.
+    def drop(self, node: str, *, everything: bool = False) -> None:
+        """Drop all packets between the node and other nodes.
 
         Slurm's own ports are spared, as where training has a network of its own, unless
         `everything` is set: then nothing passes, not even to slurmctld.
         """
-        network_faults.drop(self._lab, node, fraction, everything=everything)
+        network_faults.drop(self._lab, node, everything=everything)
 
     def cut_path(self, node: str, other: str) -> None:
         """Drop the packets between two nodes, which reach all others; Slurm's ports are spared.
@@ -119,23 +119,21 @@ class Faults(GpuFaults):
         """Stop (SIGSTOP) the probe workers that this node has now, for good, and no later ones."""
         watching.strike_workers(self._lab, node, "hang-worker", signal.SIGSTOP)
 
-    def victims(self, node: str) -> tuple[watching.Victim, ...]:
-        """Every process of this node that these faults have killed or stopped, in order."""
+    def victims(self, node: str) -> list[str]:
+        """Which fault has killed or stopped each process of this node that one has, in order."""
         return watching.victims(self._lab, node)
 
     # -- mending ------------------------------------------------------------------------------
 
-    def clear(self, *nodes: str) -> None:
-        """Mend nodes: undo every fault, let stopped workers run, start a dead slurmd."""
-        for node in nodes:
-            self._lab.pid(node)  # an unknown name is refused before anything is touched
-            watching.stop(self._lab, node)
-        network_faults.clear(self._lab, nodes)
-        for node in nodes:
-            self._set_quota(node, None)
-            self.mend_gpus(node)
-            self.start_slurmd(node)
+    def clear(self, node: str) -> None:
+        """Mend the node: undo every fault, let stopped workers run, start a dead slurmd."""
+        watching.stop(self._lab, node)
+        network_faults.clear(self._lab, node)
+        self._set_quota(node, None)
+        self.mend_gpus(node)
+        self.start_slurmd(node)
 
     def clear_all(self) -> None:
         """Mend every node."""
-        self.clear(*self._lab.nodes)
+        for node in self._lab.nodes:
+            self.clear(node)

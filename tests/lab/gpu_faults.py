@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 _UNKNOWN = 999  # of CUDA and of NVML
 _ECC = 214  # cudaErrorECCUncorrectable
-_NVLINKS = 18
 
 
 class GpuFaults:
@@ -50,6 +49,12 @@ class GpuFaults:
             ],
         )
 
+    def gpu_fault(
+        self, node: str, device: int, kind: str, *, value: float = 0.0, after: float = 0.0
+    ) -> None:
+        """It has a fault of any kind that tests/played_gpu/README.md lists."""
+        self.gpu(node, Fault(device=device, kind=kind, value=value, after=after))
+
     def gpu_dead(self, node: str, device: int = 0) -> None:
         """It cannot be opened, NVML answers with errors only, and its firmware says nothing."""
         self.gpu(
@@ -62,33 +67,17 @@ class GpuFaults:
         """It falls off the bus at its next operation, and is lost to NVML."""
         self.gpu(node, Fault(device=device, kind="off_bus"))
 
-    def gpu_slow(self, node: str, device: int = 0, share: float = 0.5) -> None:
-        """It computes at this share of its speed, and nothing says why."""
-        self.gpu(node, Fault(device=device, kind="slow", value=share))
-
     def gpu_hot(self, node: str, device: int = 0, share: float = 0.5, after_s: float = 0.5) -> None:
         """After so many seconds of work it is too hot, and computes at this share of its speed."""
         self.gpu(node, Fault(device=device, kind="throttle", value=share, after=after_s))
-
-    def gpu_lying(self, node: str, device: int = 0, products: int = 1) -> None:
-        """One of so many products has a wrong bit."""
-        self.gpu(node, Fault(device=device, kind="wrong_bit", value=products))
 
     def gpu_ecc(self, node: str, device: int = 0, after: int = 0) -> None:
         """Its memory has an error that cannot be corrected, met after so many operations."""
         self.gpu(node, Fault(device=device, kind="sticky_error", value=_ECC, after=after))
 
-    def gpu_hang(self, node: str, device: int = 0, after: int = 0) -> None:
-        """An operation, after so many others, never ends."""
-        self.gpu(node, Fault(device=device, kind="hang", after=after))
-
     def gpu_divided(self, node: str, device: int = 0) -> None:
         """Somebody has divided it (MIG): a process sees one part, and NCCL connects none."""
         self.gpu(node, Fault(device=device, kind="mig_mode", value=1))
-
-    def nccl_hang(self, node: str, device: int = 0) -> None:
-        """NCCL never gets through its initialisation on it."""
-        self.gpu(node, Fault(device=device, kind="nccl_init_hang"))
 
     def gpu_occupied(self, node: str, device: int = 0, share: float = 0.97) -> None:
         """A process of bob's, which Slurm knows nothing of, holds this share of its memory."""
@@ -100,23 +89,6 @@ class GpuFaults:
             Fault(device=device, kind="memory_used", value=held),
             Fault(device=device, kind="occupied_by", value=int(started.stdout)),
         )
-
-    def nvlink_down(
-        self, node: str, device: int = 0, links: int = 1, gb_per_s: float = 0.1
-    ) -> None:
-        """So many of its NVLinks are down; with all of them NCCL goes round them, at this speed."""
-        faults = [Fault(device=device, kind="nvlinks_down", value=links)]
-        if links >= _NVLINKS:
-            faults.append(Fault(device=device, kind="link_slow", value=gb_per_s))
-        self.gpu(node, *faults)
-
-    def slow_rail(self, node: str, device: int = 0, gb_per_s: float = 0.02) -> None:
-        """The device's adapter sends and receives at this speed."""
-        self.gpu(node, Fault(device=device, kind="link_slow", value=gb_per_s))
-
-    def dead_rail(self, node: str, device: int = 0) -> None:
-        """The device's adapter never connects to a peer."""
-        self.gpu(node, Fault(device=device, kind="link_never"))
 
     def mend_gpus(self, node: str) -> None:
         """Undo all of these on a node; harmless where the lab has no GPUs."""

@@ -50,8 +50,7 @@ def set_up(spec: LabSpec) -> dict[str, int]:
         release.enter(spec, Path(spec.release), _wanted(spec))
     write_files(spec)
     _mount_controller(spec)
-    network.prepare(spec)
-    _ip(network.bridge(spec))
+    _ip(network.bridge())
     holders = {node: _Holder(spec, node) for node in spec.nodes}
     _ip([line for node, holder in holders.items() for line in network.port(spec, node, holder.pid)])
     daemons.start_munged(spec)
@@ -200,7 +199,6 @@ def _be_node(spec: LabSpec, node: str, ready_fd: int, go_fd: int, done_fd: int) 
         kernel.mount_fresh("tmpfs", Path("/dev/shm"), "mode=1777")
         visibility.replace(Path("/tmp"), spec.paths.tmp(node), _wanted(spec), _STAGING / node)
         os.read(go_fd, 1)
-        network.prepare(spec)
         _ip(network.link(spec, node))
         if spec.network_filesystem_mb:
             network_filesystem.mount(spec, node)

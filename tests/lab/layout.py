@@ -19,7 +19,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 CONTROLLER = "ctl"
 CONTROLLER_ADDRESS = "10.77.0.1"
 PREFIX_LENGTH = 16
-MAX_NODES = 1000
+MAX_NODES = 200
 
 # Slurm's own ports; the data-network faults spare them. The range for srun lies above the
 # kernel's ephemeral ports, so that no other program is given one of them by chance.

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slow links (tc tbf), dropped packets and cut paths (iptables) on a node's link."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .errors import LabError
@@ -29,12 +28,10 @@ def throttle(lab: "Inside", node: str, mbit: float) -> None:
     lab.run(["tc", "qdisc", "replace", "dev", lab.spec.port(node), *shape], cwd="/")
 
 
-def drop(lab: "Inside", node: str, fraction: float, *, everything: bool) -> None:
-    """Drop a fraction of the node's packets, in both directions."""
-    if not 0 < fraction <= 1:
-        raise LabError(f"a fraction is above 0 and at most 1, not {fraction:g}")
+def drop(lab: "Inside", node: str, *, everything: bool) -> None:
+    """Drop the node's packets, in both directions."""
     lab.paths.network_fault(node).touch()
-    rules = _table(drop_rules(fraction, everything=everything))
+    rules = _table(_drop_rules(everything=everything))
     lab.run(["iptables-restore"], node=node, cwd="/", stdin=rules.encode())
 
 
@@ -44,12 +41,11 @@ def cut(lab: "Inside", node: str, other: str) -> None:
         raise LabError(f"a path has two ends, and {node} is one node")
     lab.pid(other)  # an unknown name is refused
     lab.paths.network_fault(node).touch()
-    rules = _table(cut_rules(lab.spec.address(other)))
+    rules = _table(_cut_rules(lab.spec.address(other)))
     lab.run(["iptables-restore"], node=node, cwd="/", stdin=rules.encode())
 
 
-def cut_rules(address: str) -> str:
-    """The rules against one other node that spare Slurm, as iptables-restore reads them."""
+def _cut_rules(address: str) -> str:
     rules = [
         f":{_CHAIN} - [0:0]",
         f"-A INPUT -s {address} -j {_CHAIN}",
@@ -60,32 +56,29 @@ def cut_rules(address: str) -> str:
     return "\n".join(rules)
 
 
-def drop_rules(fraction: float, *, everything: bool) -> str:
-    """The rules, as iptables-restore reads them."""
+def _drop_rules(*, everything: bool) -> str:
     spared = [
         f"-A {_CHAIN} -s {CONTROLLER_ADDRESS} -j RETURN",
         f"-A {_CHAIN} -d {CONTROLLER_ADDRESS} -j RETURN",
         f"-A {_CHAIN} -p tcp -m multiport --ports {_SLURMS_PORTS} -j RETURN",
     ]
-    chance = "" if fraction == 1 else f" -m statistic --mode random --probability {fraction:g}"
     rules = [
         f":{_CHAIN} - [0:0]",
         f"-A INPUT -i eth0 -j {_CHAIN}",
         f"-A OUTPUT -o eth0 -j {_CHAIN}",
         *([] if everything else spared),
-        f"-A {_CHAIN}{chance} -j DROP",
+        f"-A {_CHAIN} -j DROP",
     ]
     return "\n".join(rules)
 
 
-def clear(lab: "Inside", nodes: Sequence[str]) -> None:
-    """Let the links of these nodes be as they were."""
-    for node in nodes:
-        if lab.paths.network_fault(node).exists():
-            inside = f"{_UNSHAPE.format('eth0')}; exec iptables-restore"
-            lab.run(["sh", "-c", inside], node=node, cwd="/", stdin=_table("").encode())
-            lab.run(["sh", "-c", f"{_UNSHAPE.format(lab.spec.port(node))}; true"], cwd="/")
-            lab.paths.network_fault(node).unlink()
+def clear(lab: "Inside", node: str) -> None:
+    """Let the node's link be as it was."""
+    if lab.paths.network_fault(node).exists():
+        inside = f"{_UNSHAPE.format('eth0')}; exec iptables-restore"
+        lab.run(["sh", "-c", inside], node=node, cwd="/", stdin=_table("").encode())
+        lab.run(["sh", "-c", f"{_UNSHAPE.format(lab.spec.port(node))}; true"], cwd="/")
+        lab.paths.network_fault(node).unlink()
 
 
 def _table(rules: str) -> str:

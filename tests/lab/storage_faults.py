@@ -1,17 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of a lab's network filesystem, and what a check of storage has to say of each.
-
-python -m tests.lab storage --runs 50      # each of them so often; goes on where it was ended
-"""
+"""Faults of a lab's network filesystem, and what a check of storage has to say of each."""
 
 import contextlib
 import json
 import os
-import random
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +16,7 @@ from .lab import Lab
 from .layout import CHECKOUT
 
 NODES, SIZE_MB = 5, 256
-# Of a check with a fault, beyond the healthy one of its round; until what the kernel held is gone.
-MOST_EXTRA_S, FREED_S = 10.0, 20.0
+FREED_S = 20.0  # until what the kernel held is gone
 _SLOW_MBIT = 20.0  # the large file, of 8 MB, takes 3.2 s
 _DEADLINE_S = 120.0
 _FAILING = CHECKOUT / "tests" / "lab" / "failing_filesystem.py"
@@ -193,16 +186,6 @@ FAULTS: dict[str, tuple[Fault, str, str]] = {
 }
 
 
-def settled(lab: Lab) -> bool:
-    """Return whether every node can write what a check writes, as it can without a fault."""
-    at = f"{directory(lab)}/settled-$(hostname)"
-    write = f"dd if=/dev/zero of={at} bs=1M count=9 conv=fsync && rm {at}"
-    return not any(
-        lab.run(["sh", "-c", write], user="alice", node=node, check=False).returncode
-        for node in lab.nodes
-    )
-
-
 def check(lab: Lab) -> dict[str, Any]:
     """Check the storage of all nodes; return what `check --json` says."""
     words = ["--check=storage", f"--paths={directory(lab)}", "--json"]
@@ -227,10 +210,6 @@ def wrong(document: dict[str, Any], node: str, level: str, blame: str) -> str:
     return f"accused {accused}, blamed {blamed}: {reasons}"
 
 
-def _kind(name: str) -> str:
-    return name.partition(" (")[0]
-
-
 def left_over(lab: Lab) -> list[str]:
     """Name the processes of ours that are still there."""
     inside = processes.host_pids(lab.pid()).values()
@@ -245,53 +224,3 @@ def _command(pid: int) -> bytes:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
-
-
-def run_all(lab_name: str, runs: int, results: Path) -> int:
-    """Run each kind so often, on nodes at random; print what is wrong, and how many were right."""
-    done: dict[str, list[dict[str, Any]]] = {_kind(name): [] for name in FAULTS}
-    if results.exists():
-        for line in results.read_text().splitlines():
-            result = json.loads(line)
-            done[_kind(result["fault"])].append(result)
-    git = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    with Lab.start(name=lab_name, nodes=NODES, network_filesystem_mb=SIZE_MB) as lab:
-        prepare(lab)
-        for number in range(runs):
-            for name, (fault, level, blame) in FAULTS.items():
-                kinds = [other for other in FAULTS if _kind(other) == _kind(name)]
-                if len(done[_kind(name)]) > number or kinds[number % len(kinds)] != name:
-                    continue
-                # Servers and clients learn one by one that the fault before is gone.
-                lab.wait_until(lambda: settled(lab), bool, "every node to write again", FREED_S)
-                node, load = random.choice(lab.nodes), os.getloadavg()[0]
-                with fault(lab, node):
-                    begun_s = time.monotonic()
-                    document = check(lab)
-                    wall_s = time.monotonic() - begun_s
-                problem = wrong(document, node, level, blame)
-                lab.wait_until(lambda: left_over(lab), lambda left: not left, "free", FREED_S)
-                result = {
-                    "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                    "commit": commit,
-                    "load": round(load, 1),
-                    "fault": name,
-                    "node": node,
-                    "check_s": round(float(document["duration_s"]), 2),
-                    "took_s": round(wall_s, 2),  # of the command, with Slurm's start of the job
-                    "wrong": problem,
-                }
-                done[_kind(name)].append(result)
-                with results.open("a") as file:
-                    file.write(json.dumps(result) + "\n")
-                print(f"{number + 1:3} {name:26} {node:4} {wall_s:5.1f} s {problem}", flush=True)
-                lab.wait_nodes()
-    for kind, all_of_it in done.items():
-        right = sum(not result["wrong"] for result in all_of_it)
-        # The machine is as busy as in the healthy check of the same round.
-        pairs = zip(all_of_it, done["healthy"], strict=False)
-        extra_s = max(its["check_s"] - healthy["check_s"] for its, healthy in pairs)
-        slow = " TOO SLOW" if extra_s > MOST_EXTRA_S else ""
-        print(f"{kind:26} {right} of {len(all_of_it)} right, at most {extra_s:.1f} s more{slow}")
-    return int(any(result["wrong"] for all_of_it in done.values() for result in all_of_it))

@@ -78,7 +78,7 @@ def _watch(order_path: str, order: dict[str, Any], stopped: list[int]) -> None:
     done: set[tuple[int, float]] = set()
     here = os.readlink("/proc/self/ns/uts")  # noqa: PTH115
     while os.path.exists(order_path):  # noqa: PTH110
-        for pid, started_s, argv in _processes(here, matches):
+        for pid, started_s in _processes(here, matches):
             age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
             if (pid, started_s) in done or age_s < order["after_s"] or left == 0:
                 continue
@@ -87,14 +87,14 @@ def _watch(order_path: str, order: dict[str, Any], stopped: list[int]) -> None:
                 left = None if left is None else left - 1
                 if signum == signal.SIGSTOP:
                     stopped.append(pid)
-                _note(order_path, order["fault"], signum, pid, age_s, argv)
+                note(order_path, order["fault"])
         # Stopped processes are to run on when the order is removed, not before.
         if left == 0 and not stopped:
             return
         time.sleep(_INTERVAL_S)
 
 
-def _processes(here: str, matches: Any) -> list[tuple[int, float, list[str]]]:
+def _processes(here: str, matches: Any) -> list[tuple[int, float]]:
     found = []
     for entry in os.listdir("/proc"):  # noqa: PTH208
         if not entry.isdigit():
@@ -110,7 +110,7 @@ def _processes(here: str, matches: Any) -> list[tuple[int, float, list[str]]]:
                 continue
         except OSError:  # it ended meanwhile
             continue
-        found.append((int(entry), int(fields[19]) / _TICKS_PER_S, argv))
+        found.append((int(entry), int(fields[19]) / _TICKS_PER_S))
     return sorted(found)
 
 
@@ -122,16 +122,12 @@ def _send(pid: int, signum: int) -> bool:
     return True
 
 
-def _note(
-    order_path: str, fault: str, signum: signal.Signals, pid: int, age_s: float, argv: list[str]
-) -> None:
+def note(order_path: str, fault: str) -> None:
+    """Note beside the order that it has met a process."""
     folder, _, name = order_path.rpartition("/")
-    line = json.dumps(
-        {"fault": fault, "signal": signum.name, "pid": pid, "age_s": round(age_s, 3), "argv": argv}
-    )
     # One write of one line: two watchers of a node may share the file.
     with open(f"{folder}/{name.partition('.')[0]}.victims", "a") as file:  # noqa: PTH123
-        file.write(line + "\n")
+        file.write(f"{fault}\n")
 
 
 if __name__ == "__main__":

@@ -10,29 +10,17 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import processes
-from .watcher import is_worker
+from .watcher import is_worker, note
 
 if TYPE_CHECKING:
     from .inside import Inside
 
 _WATCHER = Path(__file__).with_name("watcher.py")
 _DEADLINE_S = 60
-
-
-@dataclass(frozen=True, kw_only=True)
-class Victim:
-    """A process that a watcher has killed or stopped."""
-
-    fault: str
-    signal: str
-    pid: int
-    age_s: float
-    argv: tuple[str, ...]
 
 
 def start(
@@ -56,32 +44,16 @@ def stop(lab: "Inside", node: str, fault: str = "*") -> None:
         lab.wait_until(running.exists, lambda there: not there, f"{order.name} over", _DEADLINE_S)
 
 
-def victims(lab: "Inside", node: str) -> tuple[Victim, ...]:
-    """What the node's watchers have done since the lab started, in order."""
+def victims(lab: "Inside", node: str) -> list[str]:
+    """By which fault each process of the node was met since the lab started, in order."""
     path = lab.paths.faults / f"{node}.victims"
-    if not path.exists():
-        return ()
-    found = []
-    for line in path.read_text().splitlines():
-        fields = json.loads(line)
-        found.append(Victim(**{**fields, "argv": tuple(fields["argv"])}))
-    return tuple(found)
+    return path.read_text().splitlines() if path.exists() else []
 
 
 def strike_workers(lab: "Inside", node: str, fault: str, signum: signal.Signals) -> None:
     """Send a signal to the probe workers that the node has at this moment."""
     for process in processes.on_node(lab.pid(node)):
-        argv = list(process.argv)
-        if not is_worker(argv):
-            continue
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signum)
-            _note(lab, node, fault, signum, process.pid, argv)
-
-
-def _note(
-    lab: "Inside", node: str, fault: str, signum: signal.Signals, pid: int, argv: list[str]
-) -> None:
-    victim = {"fault": fault, "signal": signum.name, "pid": pid, "age_s": 0.0, "argv": argv}
-    with (lab.paths.faults / f"{node}.victims").open("a") as file:
-        file.write(json.dumps(victim) + "\n")
+        if is_worker(list(process.argv)):
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signum)
+                note(str(lab.paths.faults / f"{node}.{fault}"), fault)

@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 VARIABLE = "PLAYED_GPUS_FILE"
 FORMAT = 1
@@ -28,117 +27,19 @@ class NotADescription(ValueError):
     """A line of the file, or a fault, that no played library would understand."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FaultKind:
-    """What the numbers of a fault of this kind mean. Empty: it has no such number."""
-
-    does: str
-    value: str = ""
-    after: str = ""
-
-
-# What NVML alone shows, or shows otherwise than it would by itself; -1: the device does not tell.
-_NVML_FAULT_KINDS = {
-    kind: FaultKind(does=does, value=value)
-    for kind, does, value in (
-        ("nvml_error", "answers every question with this, as 999 for unknown", "NVML error"),
-        ("no_handle", "has no handle, for this reason", "NVML error"),
-        ("uncorrected_errors", "has so many uncorrected memory errors", "errors"),
-        ("corrected_errors", "has so many corrected memory errors", "errors"),
-        ("remapped_rows", "has remapped so many rows for uncorrected errors", "rows"),
-        ("remap_pending", "has a row to remap at the next reset", "0 or 1"),
-        ("remap_failed", "could not remap a row", "0 or 1"),
-        ("retired_pages", "has retired so many pages", "pages"),
-        ("ecc_mode", "corrects memory errors", "0 or 1"),
-        ("recovery_action", "wants this done: 1 reset, 2 reboot", "action"),
-        ("nvlinks_down", "has lost its first so many NVLinks", "links"),
-        ("pcie_width", "runs on so many PCIe lanes", "lanes"),
-        ("max_pcie_width", "could run on so many PCIe lanes", "lanes"),
-        ("pcie_generation", "runs at this PCIe generation", "generation"),
-        ("fabric_state", "is so far in joining the NVLink fabric", "state"),
-        ("fabric_status", "ended so with joining the NVLink fabric", "NVML error"),
-        (
-            "fabric_cluster",
-            "is in the NVLink cluster of this number; 0: in none of others",
-            "number",
-        ),
-        ("fabric_clique", "is in this clique of its NVLink cluster", "number"),
-        ("mig_mode", "is divided", "0 or 1"),
-        ("persistence_mode", "keeps its state without users", "0 or 1"),
-        ("occupied_by", "is used by this process as well", "process id"),
-        ("clock_reasons", "has these bits for why its clock is not higher", "bits"),
-        ("clock_mhz", "has this clock", "MHz"),
-        ("temperature_c", "is so warm", "degrees"),
-        ("power_w", "takes so much power", "watts"),
-        ("utilization", "was at work for this share of the time", "percent"),
-        ("memory_utilization", "read or wrote its memory for this share of the time", "percent"),
-        ("power_limit_mw", "may draw this much power", "milliwatts"),
-    )
-}
-
-# What breaks, not how it looks: each library shows what a real one would. `after` counts on the
-# device since the process began, unless it says otherwise.
-FAULT_KINDS = MappingProxyType(
-    {
-        "open_error": FaultKind(does="cannot be opened", value="CUDA error"),
-        "open_slowly": FaultKind(does="takes this long to open", value="seconds"),
-        "slow": FaultKind(does="computes at this share of its speed", value="share"),
-        "throttle": FaultKind(
-            does="computes at this share of its speed while hot; cools down in pauses as fast",
-            value="share",
-            after="seconds of work",
-        ),
-        "wrong_bit": FaultKind(
-            does="flips a bit of one number in every so many products", value="products"
-        ),
-        "sticky_error": FaultKind(
-            does="fails for good, told by the next call: 214 uncorrectable ECC error, 719",
-            value="CUDA error",
-            after="operations",
-        ),
-        "peer_error": FaultKind(
-            does="refuses to reach its neighbours, or to be reached: 217", value="CUDA error"
-        ),
-        "cublas_error": FaultKind(
-            does="products of new processes fail in cuBLAS: 13 in execution", value="cuBLAS status"
-        ),
-        "cudnn_error": FaultKind(
-            does="normalisations over batches of new processes fail in cuDNN: 5000 in execution",
-            value="cuDNN status",
-        ),
-        "off_bus": FaultKind(
-            does="falls off the bus in the middle of an operation", after="operations"
-        ),
-        "hang": FaultKind(does="never ends an operation", after="operations"),
-        "memory_used": FaultKind(does="others hold this much of its memory", value="bytes"),
-        "slow_memory": FaultKind(does="copies its memory at this share", value="share"),
-        "wrong_memory": FaultKind(
-            does="flips a bit in every so many of the large arrays that are written or copied",
-            value="arrays",
-        ),
-        "slow_host": FaultKind(does="exchanges data with its host at this speed", value="GB/s"),
-        "link_slow": FaultKind(does="sends and receives at this speed", value="GB/s"),
-        "link_drop": FaultKind(does="its connections break", after="collectives"),
-        "link_never": FaultKind(does="never connects to its peers"),
-        "link_flip": FaultKind(
-            does="flips a bit in every so many of the large messages it receives",
-            value="messages",
-        ),
-        "nccl_init_hang": FaultKind(does="NCCL hangs in initialisation"),
-        "nccl_async_error": FaultKind(
-            does="NCCL returns an asynchronous error", value="NCCL result", after="collectives"
-        ),
-        "nccl_version": FaultKind(
-            does="NCCL of its processes has another version", value="version, as 22907"
-        ),
-        "strike_init": FaultKind(
-            does="its process gets a signal in NCCL's initialisation", value="signal"
-        ),
-        "strike_collective": FaultKind(
-            does="its process gets a signal in a collective", value="signal", after="collectives"
-        ),
-        **_NVML_FAULT_KINDS,
-    }
+# What breaks, not how it looks: each library shows what a real one would. README.md describes each.
+FAULT_KINDS = (
+    *("open_error", "open_slowly", "slow", "throttle", "wrong_bit", "sticky_error", "peer_error"),
+    *("cublas_error", "cudnn_error", "off_bus", "hang", "memory_used", "slow_memory"),
+    *("wrong_memory", "slow_host", "link_slow", "link_drop", "link_never", "link_flip"),
+    *("nccl_init_hang", "nccl_async_error", "nccl_version", "strike_init", "strike_collective"),
+    # What NVML alone shows, or shows otherwise than it would by itself.
+    *("nvml_error", "no_handle", "uncorrected_errors", "corrected_errors", "remapped_rows"),
+    *("remap_pending", "remap_failed", "retired_pages", "ecc_mode", "recovery_action"),
+    *("nvlinks_down", "pcie_width", "max_pcie_width", "pcie_generation", "fabric_state"),
+    *("fabric_status", "fabric_cluster", "fabric_clique", "mig_mode", "persistence_mode"),
+    *("occupied_by", "clock_reasons", "clock_mhz", "temperature_c", "power_w", "utilization"),
+    *("memory_utilization", "power_limit_mw"),
 )
 
 

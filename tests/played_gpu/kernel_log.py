@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from tests.played_gpu.description import Device, Fault
 
 _NOBODY = "pid='<unknown>', name=<unknown>"
-_ACTION = "GPU recovery action changed from 0x0 (None) to"
 _ERR, _INFO = 3, 6
 _CUDA_ECC_ERROR = 214
 

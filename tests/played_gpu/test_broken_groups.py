@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.played_gpu.description import Device, Fault, machine, with_faults, write
-from tests.played_gpu.running import LONGEST_S, environment
+from tests.played_gpu.test_checks import check as check_nodes
 
 pytestmark = [pytest.mark.played_gpu, pytest.mark.timeout(600)]
 
@@ -38,30 +36,13 @@ class Checked:
 
 
 def check(
-    python: Path,
-    directory: Path,
-    nodes: int,
-    devices: int,
-    *faults: Fault,
-    words: Sequence[str] = ("--check=quick",),
+    python: Path, directory: Path, devices: int, *faults: Fault, words: str = "--check=quick"
 ) -> Checked:
-    """Check so many played nodes, each with its share of these devices."""
-    gpus, journal = directory / "gpus", directory / "journal"
+    """Check three played nodes, each with its share of these devices."""
+    gpus = directory / "gpus"
     write(gpus, with_faults(machine(devices, SMALL), *faults))
-    argv = [sys.executable, "-m", "slurm_health", "check", f"--local={nodes}", *words]
-    done = subprocess.run(
-        [*argv, "--json", f"--journal={journal}", f"--python={python}"],
-        env=environment(
-            gpus, {"CUDA_VISIBLE_DEVICES": ",".join(str(number) for number in range(devices))}
-        ),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LONGEST_S,
-    )
-    found = json.loads(done.stdout)
-    verdicts = {node["node"]: node for node in found["nodes"]}
-    return Checked(verdicts=verdicts, journal=journal)
+    _, verdicts, _ = check_nodes(python, gpus, words, nodes=3, devices=devices)
+    return Checked(verdicts=verdicts, journal=directory / "journal")
 
 
 @pytest.mark.slow
@@ -70,7 +51,7 @@ def test_who_had_a_partner_that_died_stays_alive_and_the_dead_ones_signal_is_tol
 ) -> None:
     dies = Fault(device=1, kind="strike_collective", value=9, after=3)
 
-    found = check(played_python, tmp_path, 3, 3, dies)
+    found = check(played_python, tmp_path, 3, dies)
 
     levels = {node: verdict["level"] for node, verdict in found.verdicts.items()}
     assert levels == {"local0": "healthy", "local1": "faulty", "local2": "healthy"}
@@ -90,7 +71,7 @@ def test_a_process_that_ends_or_stops_while_nccl_connects_is_its_nodes_fault_and
 ) -> None:
     struck = Fault(device=1, kind="strike_init", value=number)
 
-    found = check(played_python, tmp_path, 3, 3, struck)
+    found = check(played_python, tmp_path, 3, struck)
 
     levels = {node: verdict["level"] for node, verdict in found.verdicts.items()}
     assert levels == {"local0": "healthy", "local1": "faulty", "local2": "healthy"}
@@ -103,7 +84,7 @@ def test_data_that_arrives_changed_is_told_with_whose_it_was_on_which_device(
 ) -> None:
     flips = Fault(device=2, kind="link_flip", value=1)
 
-    found = check(played_python, tmp_path, 3, 6, flips)
+    found = check(played_python, tmp_path, 6, flips)
 
     levels = {node: verdict["level"] for node, verdict in found.verdicts.items()}
     assert levels == {"local0": "healthy", "local1": "faulty", "local2": "healthy"}
@@ -120,7 +101,7 @@ def test_an_error_of_a_device_is_told_with_its_place_and_address(
 ) -> None:
     ecc = Fault(device=3, kind="sticky_error", value=214, after=300)
 
-    found = check(played_python, tmp_path, 3, 6, ecc)
+    found = check(played_python, tmp_path, 6, ecc)
 
     reason = found.verdicts["local1"]["reason"]
     (ready, *_) = found.said("local1", "workers_ready")
@@ -134,9 +115,9 @@ def test_an_error_of_a_device_is_told_with_its_place_and_address(
 def test_the_device_that_hangs_while_nccl_connects_a_node_is_named(
     played_python: Path, tmp_path: Path, kind: str
 ) -> None:
-    words = ("--check=node_allgather",)
+    words = "--check=node_allgather"
 
-    found = check(played_python, tmp_path, 3, 6, Fault(device=3, kind=kind), words=words)
+    found = check(played_python, tmp_path, 6, Fault(device=3, kind=kind), words=words)
 
     faulty = [node for node, each in found.verdicts.items() if each["level"] == "faulty"]
     assert faulty == ["local1"]
@@ -151,7 +132,7 @@ def test_a_device_that_never_ends_its_work_is_named_and_no_other(
 ) -> None:
     hangs = Fault(device=3, kind="hang", after=60)  # it is open by then, and in its first round
 
-    found = check(played_python, tmp_path, 3, 6, hangs, words=("--check=values,memory_copy",))
+    found = check(played_python, tmp_path, 6, hangs, words="--check=values,memory_copy")
 
     bad = [node for node, each in found.verdicts.items() if each["level"] in {"faulty", "slow"}]
     assert bad == ["local1"]

@@ -197,21 +197,33 @@ def test_devices_that_are_broken_each_in_its_own_way_are_named_and_no_other(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "level"),
+    ("fault", "checks", "devices", "level", "words"),
     [
-        (Fault(device=2, kind="link_slow", value=0.005), "slow"),
-        (Fault(device=2, kind="nccl_async_error", value=2, after=1), "faulty"),
-        (Fault(device=2, kind="link_drop", after=1), "faulty"),
-        (Fault(device=2, kind="nccl_init_hang"), "faulty"),
+        (Fault(device=2, kind="link_slow", value=0.005), "standard", 1, "slow", ""),
+        (Fault(device=2, kind="nccl_async_error", value=2, after=1), "standard", 1, "faulty", ""),
+        (Fault(device=2, kind="link_drop", after=1), "standard", 1, "faulty", ""),
+        (Fault(device=2, kind="nccl_init_hang"), "standard", 1, "faulty", ""),
+        (Fault(device=7, kind="link_slow", value=0.005), "peer_copy", 3, "slow", ":device 1 "),
+        (Fault(device=7, kind="link_flip", value=1), "peer_copy", 3, "faulty", " to device 1: "),
     ],
-    ids=lambda value: value.kind if isinstance(value, Fault) else "",
+    ids=lambda value: value.kind if isinstance(value, Fault) else str(value),
 )
 def test_a_device_that_breaks_its_groups_is_named_and_no_other(
-    played_python: Path, gpus: Path, fault: Fault, level: str
+    played_python: Path,
+    gpus: Path,
+    fault: Fault,
+    checks: str,
+    devices: int,
+    level: str,
+    words: str,
 ) -> None:
+    write(gpus, machine(4 * devices, DEVICE, seed=str(gpus)))
     strike(gpus, fault)
-    code, nodes, said = check(played_python, gpus, "--check=standard", nodes=4)
+    code, nodes, said = check(
+        played_python, gpus, f"--check={checks}", nodes=4, devices=4 * devices
+    )
     assert nodes["local2"]["level"] == level, said
+    assert words in nodes["local2"]["reason"]
     assert {name for name, node in nodes.items() if node["level"] in {"faulty", "slow"}} == {
         "local2"
     }, said

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.played_gpu.description import Device, Fault, machine, read, strike, write
-from tests.played_gpu.running import Ended, Started, run, start
+from tests.played_gpu.running import Ended, run, start
 
 pytestmark = [pytest.mark.played_gpu, pytest.mark.timeout(600)]
 # Slower than any CPU that plays it, so that its times are the described ones.
@@ -48,14 +47,6 @@ def work(python: Path, gpus: Path, products: int, **variables: str) -> Ended:
     )
 
 
-def working(python: Path, gpus: Path) -> Started:
-    """Start a process that works on device 1 for a minute, and wait until it has opened it."""
-    started = start(python, "device", ["1", "60"], gpus=gpus)
-    assert started.process.stdout is not None
-    assert started.process.stdout.readline() == "opened\n"
-    return started
-
-
 @contextlib.contextmanager
 def held(python: Path, gpus: Path) -> Iterator[subprocess.Popen[str]]:
     """Yield a process that has opened device 1; it ends with the block, unless it has before."""
@@ -75,16 +66,6 @@ def test_a_device_is_as_fast_as_described_and_computes_rightly(
     assert seen["total"] == 1 << 30
 
 
-@pytest.mark.slow
-def test_memory_of_another_process_on_the_device_is_not_free(
-    played_python: Path, gpus: Path
-) -> None:
-    alone = figures(run(played_python, "hold", ["1"], gpus=gpus))
-    with held(played_python, gpus):
-        together = figures(run(played_python, "hold", ["1"], gpus=gpus))
-    assert together["free"] < alone["free"]
-
-
 @pytest.mark.parametrize(
     ("code", "said"),
     [(999, "unknown error"), (46, "busy or unavailable"), (802, "system not yet initialized")],
@@ -98,36 +79,6 @@ def test_a_device_that_does_not_open_says_why(
     assert said in ended.errors
     well = run(played_python, "hold", ["0"], gpus=gpus)
     assert well.status == 0, well.errors
-
-
-@pytest.mark.slow
-def test_a_device_that_hangs_goes_on_once_it_is_mended(played_python: Path, gpus: Path) -> None:
-    strike(gpus, Fault(device=1, kind="hang"))
-    started = start(played_python, "device", ["1", "60"], gpus=gpus, variables={"PRODUCTS": "3"})
-    with pytest.raises(subprocess.TimeoutExpired):
-        started.process.wait(6)
-    write(gpus, machine(2, DEVICE, seed=str(gpus.parent)))
-    assert figures(started.ended())["products"] == 3
-
-
-@pytest.mark.slow
-def test_devices_are_chosen_by_uuid(played_python: Path, gpus: Path) -> None:
-    uuid = machine(2, DEVICE, seed=str(gpus.parent)).devices[1].uuid
-    strike(gpus, Fault(device=1, kind="memory_used", value=900 << 20))
-    ended = run(played_python, "hold", ["0"], gpus=gpus, variables={"CUDA_VISIBLE_DEVICES": uuid})
-    assert figures(ended)["free"] < 124 << 20
-
-
-@pytest.mark.slow
-def test_what_a_killed_process_leaves_is_removed_when_any_device_is_opened(
-    played_python: Path, gpus: Path, tmp_path: Path
-) -> None:
-    with held(played_python, gpus) as process:
-        process.kill()
-    others = tmp_path / "others"
-    write(others, machine(2, DEVICE, seed=str(others)))
-    assert run(played_python, "hold", ["0"], gpus=others).status == 0
-    assert not usage_file(gpus, 1, process.pid).exists()
 
 
 def test_that_a_device_fell_off_the_bus_is_known_as_long_as_it_is_described(
@@ -145,19 +96,3 @@ def test_that_a_device_fell_off_the_bus_is_known_as_long_as_it_is_described(
     gpus.unlink()
     assert run(played_python, "hold", ["0"], gpus=others).status == 0
     assert not fallen.exists()
-
-
-def test_a_number_that_has_passed_to_another_process_is_no_user_of_the_device(
-    played_python: Path, gpus: Path
-) -> None:
-    alone = figures(run(played_python, "hold", ["1"], gpus=gpus))
-    left = usage_file(gpus, 1, os.getpid())  # of one that was killed
-    left.write_bytes(struct.pack("6Q", 512 << 20, 0, 0, 0, 0, 0))
-    assert figures(run(played_python, "hold", ["1"], gpus=gpus)) == alone
-    assert not left.exists()
-
-
-def test_nothing_is_left_behind(played_python: Path, gpus: Path) -> None:
-    with held(played_python, gpus) as process:
-        assert usage_file(gpus, 1, process.pid).exists()
-    assert not usage_file(gpus, 1, process.pid).exists()

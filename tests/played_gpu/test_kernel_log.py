@@ -38,11 +38,3 @@ def test_a_fault_that_the_driver_notices_is_told_of_its_device(
     assert [line.split(",")[1] for line in log.splitlines()] == [
         str(7 + count) for count in range(len(messages))
     ]
-
-
-@pytest.mark.parametrize(
-    ("kind", "value"), [("slow", 0.5), ("wrong_bit", 1), ("open_error", 46), ("link_slow", 0.1)]
-)
-def test_of_what_the_driver_does_not_notice_nothing_is_said(kind: str, value: float) -> None:
-    device = machine(1).devices[0]
-    assert list(said(device, Fault(device=0, kind=kind, value=value))) == []

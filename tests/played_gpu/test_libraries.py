@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.played_gpu import build
 from tests.played_gpu.description import Device, machine, write
-from tests.played_gpu.running import CRASHED, environment, run, start
+from tests.played_gpu.running import CRASHED, run, start
 
 PLAYED = machine(2, Device(name="Played GPU of the test", memory_bytes=1 << 30), seed="libraries")
 
@@ -51,30 +50,12 @@ def test_a_crash_in_a_played_library_is_named_as_one(played_python: Path, gpus: 
     assert "of no device" in errors
 
 
-@pytest.mark.played_gpu
-@pytest.mark.timeout(600)
-def test_without_a_description_there_is_no_device(played_python: Path, tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [played_python, "-c", "import torch; print(torch.cuda.is_available())"],
-        env=environment(tmp_path / "none"),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=240,
-    )
-    assert ended.stdout == "False\n"
-
-
 def venv_with_torch(directory: Path) -> Path:
     site = directory / "lib/python3.11/site-packages"
     (site / "torch/lib").mkdir(parents=True)
     (site / "torch/lib/libtorch_cuda.so").touch()
     (site / "torch/version.py").write_text("__version__ = '2.13.0'\n")
     return site
-
-
-def test_a_venv_without_pytorch_for_cuda_says_what_to_do(tmp_path: Path) -> None:
-    assert "make played-gpu" in build.why_not(tmp_path)
 
 
 def test_nothing_is_played_where_nvidias_own_libraries_are(tmp_path: Path) -> None:

@@ -15,25 +15,15 @@ from tests.strategies import random_record
 from tests.strategies import records as any_record
 
 
-@given(any_record(), st.text(), st.floats(0, 4e9))
-def test_a_record_comes_back_as_it_was_written(
-    record: Record, entry_id: str, time_s: float
-) -> None:
-    line = encode(record, entry_id=entry_id, time_s=time_s)
-
-    entry = decode(line)
-
-    assert entry == Entry(id=entry_id, time_s=time_s, kind=entry.kind, record=record)
-    assert line.endswith(b"\n")
-    assert line.count(b"\n") == 1
-
-
 def test_records_made_at_random_are_of_every_kind_and_come_back_as_they_were_written() -> None:
     kinds = set()
     for seed in range(3000):
         record = random_record(Random(seed))
         kinds.add(type(record))
-        assert decode(encode(record, entry_id="n1:0", time_s=1.0)).record == record
+        line = encode(record, entry_id="n1:0", time_s=float(seed))
+        entry = decode(line)
+        assert entry == Entry(id="n1:0", time_s=float(seed), kind=entry.kind, record=record)
+        assert line.find(b"\n") == len(line) - 1
     assert kinds == {*KINDS}
 
 

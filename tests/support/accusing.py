@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from slurm_health.records.record_codec import encode
 from slurm_health.records.records import Record, RunStarted, VerdictReached
 from slurm_health.records.verdict import Level, NodeVerdict
+from tests.support.journals import run_started
 
 if TYPE_CHECKING:  # which makes stories of its nodes
     from tests.support.hooked_node import Node
@@ -19,16 +20,7 @@ JOB = 7
 
 
 def started(job: int = JOB, nodes: tuple[str, ...] = ("n3", "n4")) -> RunStarted:
-    return RunStarted(
-        run_id="r",
-        job_id=job,
-        attempt=0,
-        cluster="lab",
-        partition="gpu",
-        nodes=list(nodes),
-        master_node=nodes[0],
-        user="alice",
-    )
+    return run_started(nodes, job_id=job, partition="gpu", user="alice")
 
 
 def judged(node: str = "n3", level: Level = Level.FAULTY, **changes: object) -> NodeVerdict:

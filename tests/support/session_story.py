@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from slurm_health.preflight.localize.settings import LocalizeSettings
 from slurm_health.preflight.session.controller import Controller, Step, Wait
 from slurm_health.preflight.session.deadlines import TimeLimits
-from slurm_health.preflight.session.phases import Phase
+from slurm_health.preflight.session.phases import Phase, phases
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import (
     AgentsLaunched,
@@ -21,13 +22,57 @@ from slurm_health.records.records import (
     VerdictReached,
     WorkersReady,
 )
-from slurm_health.records.verdict import Level, Outcome
-from tests.support.world import QUICK, CountingLocalizer
+from slurm_health.records.verdict import GroupResult, Level, NodeVerdict, Outcome, Round, Verdict
 
 R = TypeVar("R", bound=Record)
 START_S = 1000.0
 LIMITS = TimeLimits(settle_s=0.5)
 NODES = ("n1", "n2", "n3", "n4")
+QUICK = phases(["quick"])
+
+
+class CountingLocalizer:
+    """Pairs neighbours for a few rounds; a node is well if everything it took part in was."""
+
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        _topology: Mapping[str, Sequence[str]] | None = None,
+        _settings: LocalizeSettings | None = None,
+        rounds: int = 3,
+    ) -> None:
+        self._nodes = list(nodes)
+        self._rounds = rounds
+        self._results: list[Sequence[GroupResult]] = []
+
+    def next_round(self) -> Round | None:
+        turn = len(self._results)
+        if turn == self._rounds:
+            return None
+        order = self._nodes[turn % len(self._nodes) :] + self._nodes[: turn % len(self._nodes)]
+        pairs = tuple(tuple(order[at : at + 2]) for at in range(0, len(order), 2))
+        return Round(index=turn, groups=pairs)
+
+    def observe(self, index: int, results: Sequence[GroupResult]) -> None:
+        planned = self.next_round()
+        assert planned is not None
+        assert index == planned.index
+        assert [result.nodes for result in results] == list(planned.groups)
+        self._results.append(results)
+
+    def verdict(self) -> Verdict:
+        return Verdict(nodes={node: self._of(node) for node in self._nodes})
+
+    def _of(self, node: str) -> NodeVerdict:
+        mine = [r for results in self._results for r in results if node in r.nodes]
+        well = all(result.outcome is Outcome.MEASURED for result in mine)
+        said = "; ".join(f"{r.outcome.value} {r.silent} {r.crashed} {_times(r)}" for r in mine)
+        level = Level.HEALTHY if well else Level.INCONCLUSIVE
+        return NodeVerdict(node=node, level=level, reason=said)
+
+
+def _times(result: GroupResult) -> list[tuple[str, list[tuple[str, float]]]]:
+    return sorted((str(metric), sorted(times.items())) for metric, times in result.node_ms.items())
 
 
 class Story:

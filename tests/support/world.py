@@ -8,21 +8,19 @@ answering or come too late; lines written twice; lines of strangers.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from slurm_health.preflight.localize.settings import LocalizeSettings
 from slurm_health.preflight.session.controller import Controller, Wait
 from slurm_health.preflight.session.course import MakeLocalizer
 from slurm_health.preflight.session.deadlines import TimeLimits
-from slurm_health.preflight.session.phases import Phase, phases
+from slurm_health.preflight.session.phases import Phase
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import (
     AgentEnded,
     AgentsLaunched,
     AgentsLost,
-    AgentStarted,
     GroupAborted,
     LossCause,
     NodeReported,
@@ -31,54 +29,13 @@ from slurm_health.records.records import (
     RunStarted,
     Sampled,
     WorkersFailed,
-    WorkersReady,
     WorkersStarting,
 )
-from slurm_health.records.verdict import GroupResult, Level, NodeVerdict, Outcome, Round, Verdict
+from slurm_health.records.verdict import Outcome
+from tests.support.session_story import QUICK, CountingLocalizer, ready, started
 
 STRANGER = "stranger"
-QUICK = phases(["quick"])
 STEPS = 3000  # far more than any run of a few nodes needs
-
-
-class CountingLocalizer:
-    """Pairs neighbours for a few rounds; a node is well if everything it took part in was."""
-
-    def __init__(
-        self,
-        nodes: Sequence[str],
-        _topology: Mapping[str, Sequence[str]] | None = None,
-        _settings: LocalizeSettings | None = None,
-        rounds: int = 3,
-    ) -> None:
-        self._nodes = list(nodes)
-        self._rounds = rounds
-        self._results: list[Sequence[GroupResult]] = []
-
-    def next_round(self) -> Round | None:
-        turn = len(self._results)
-        if turn == self._rounds:
-            return None
-        order = self._nodes[turn % len(self._nodes) :] + self._nodes[: turn % len(self._nodes)]
-        pairs = tuple(tuple(order[at : at + 2]) for at in range(0, len(order), 2))
-        return Round(index=turn, groups=pairs)
-
-    def observe(self, index: int, results: Sequence[GroupResult]) -> None:
-        planned = self.next_round()
-        assert planned is not None
-        assert index == planned.index
-        assert [result.nodes for result in results] == list(planned.groups)
-        self._results.append(results)
-
-    def verdict(self) -> Verdict:
-        return Verdict(nodes={node: self._of(node) for node in self._nodes})
-
-    def _of(self, node: str) -> NodeVerdict:
-        mine = [r for results in self._results for r in results if node in r.nodes]
-        well = all(result.outcome is Outcome.MEASURED for result in mine)
-        said = "; ".join(f"{r.outcome.value} {r.silent} {r.crashed} {_times(r)}" for r in mine)
-        level = Level.HEALTHY if well else Level.INCONCLUSIVE
-        return NodeVerdict(node=node, level=level, reason=said)
 
 
 @dataclass(order=True)
@@ -180,8 +137,7 @@ class World:
             return
         if fate < 0.25:
             return  # nothing is ever heard of it
-        started = AgentStarted(node=node, launch=launch, hostname=node, address="10.0.0.1")
-        self._later(0.2, node, started)
+        self._later(0.2, node, started(node, launch))
         if fate < 0.35:
             self._lose(node, launch, LossCause.NO_JOURNAL, 1.0)
         elif fate < 0.45:
@@ -193,7 +149,7 @@ class World:
             self._lose(node, launch, LossCause.ENDED, 1.0)
         elif fate >= 0.7:
             torch = "2.4" if fate >= 0.8 else "1.13"
-            self._later(self._random.uniform(0.5, 3.0), node, _ready(node, launch, torch))
+            self._later(self._random.uniform(0.5, 3.0), node, ready(node, launch, torch))
             if fate < 0.9:
                 self._lose(node, launch, LossCause.ENDED, self._random.uniform(1.0, 30.0))
 
@@ -235,7 +191,7 @@ class World:
         launch = self._launch.get(node, 0)
         self._later(after_s, node, WorkersStarting(node=node, launch=launch))
         if not (self._unlucky() and self._random.random() < 0.3):
-            self._later(after_s + 1.0, node, _ready(node, launch, "2.4"))
+            self._later(after_s + 1.0, node, ready(node, launch, "2.4"))
 
     def _unlucky(self) -> bool:
         return self._random.random() < self._trouble
@@ -268,8 +224,8 @@ class World:
                 _reported(STRANGER, index, Outcome.FAILED, crashed=True),
                 _reported(node, 99, Outcome.FAILED, crashed=True),
                 _sampled(STRANGER, index, [STRANGER], self._random),
-                _ready(node, 99, "2.4"),
-                _ready(STRANGER, 0, "2.4"),
+                ready(node, 99, "2.4"),
+                ready(STRANGER, 0, "2.4"),
                 AgentEnded(node=node, launch=99, reason="of another run"),
             ]
         )
@@ -288,22 +244,6 @@ class World:
         entry_id = f"{event.writer}:{len(log)}"
         log.append(Entry(id=entry_id, time_s=self.now_s, kind="", record=event.record))
         self.controller.state.fold(log[-1])
-
-
-def _times(result: GroupResult) -> list[tuple[str, list[tuple[str, float]]]]:
-    return sorted((str(metric), sorted(times.items())) for metric, times in result.node_ms.items())
-
-
-def _ready(node: str, launch: int, torch: str) -> WorkersReady:
-    return WorkersReady(
-        node=node,
-        launch=launch,
-        store_port=4711,
-        torch=torch,
-        backend="gloo",
-        devices=["cpu"],
-        start_ms=1500.0,
-    )
 
 
 def _device_failed(node: str, launch: int) -> WorkersFailed:

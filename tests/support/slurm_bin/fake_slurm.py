@@ -191,9 +191,7 @@ def update_node(nodelist: str, changes: dict[str, str]) -> None:
         raise Refused("You must specify a reason when DOWNING or DRAINING a node. Request denied")
     nodes = load("nodes")
     for name in names:
-        if "Features" in changes:
-            nodes[name]["features"] = changes["Features"]
-        elif changes.get("State") == "UNDRAIN":
+        if changes.get("State") == "UNDRAIN":
             nodes[name].update(state=nodes[name]["state"].partition("+")[0], reason="")
         elif changes.get("State") == "RESUME":
             nodes[name].update(state="IDLE", reason="")
@@ -202,18 +200,6 @@ def update_node(nodelist: str, changes: dict[str, str]) -> None:
             state = "MIXED" if any(name in names for names in running) else "IDLE"
             nodes[name].update(state=f"{state}+DRAIN", reason=changes["Reason"])
     save("nodes", nodes)
-
-
-def change_reservations(name: str, nodes_and_flags: list[str] | None) -> None:
-    settings = load("settings")
-    reservations = settings.setdefault("reservations", {})
-    if nodes_and_flags is None:
-        if name not in reservations:
-            raise Refused("slurm_delete_reservation error: The reservation name is invalid")
-        del reservations[name]
-    else:
-        reservations[name] = nodes_and_flags
-    save("settings", settings)
 
 
 def requeue_held(job_id: str) -> None:
@@ -282,14 +268,6 @@ def scontrol(words: list[str]) -> str:
             return ""
         case ["release", job_id]:
             release(job_id)
-            return ""
-        case ["create", "reservation", *rest]:
-            options = dict(word.split("=", 1) for word in rest)
-            nodes = [options["Nodes"], options["Flags"]]
-            change_reservations(options["ReservationName"], nodes)
-            return f"Reservation created: {options['ReservationName']}"
-        case ["delete", name]:
-            change_reservations(name.partition("=")[2], None)
             return ""
         case ["reboot", _, name]:
             known(name)  # when it is back is for a test to say

@@ -43,8 +43,8 @@ class Slurm(Protocol):
     def start_job(self, *options: str) -> str:
         """Let a job of two nodes run, or wait where its options say so; its id."""
 
-    def reserve(self, name: str, nodes: str) -> None:
-        """Keep nodes for root's jobs in a reservation."""
+    def reserve(self) -> None:
+        """Keep n3 and n4 in the reservation `mine`; n3 has two features."""
 
 
 class Real:
@@ -60,9 +60,10 @@ class Real:
         self.lab.wait_job(job, {"RUNNING"})
         return str(job)
 
-    def reserve(self, name: str, nodes: str) -> None:
-        words = ("StartTime=now", "Duration=60", "Users=root", f"Nodes={nodes}")
-        self.ask("scontrol", "create", f"ReservationName={name}", *words)
+    def reserve(self) -> None:
+        words = ("StartTime=now", "Duration=60", "Users=root", "Nodes=n[3-4]")
+        self.ask("scontrol", "create", "ReservationName=mine", *words)
+        self.ask("scontrol", "update", "NodeName=n3", "Features=h100,ib")
 
 
 class Fake:
@@ -83,8 +84,9 @@ class Fake:
         self.slurm.run_job(self.started, NODES[:2], **changes)
         return str(self.started)
 
-    def reserve(self, name: str, nodes: str) -> None:
-        self.slurm.set(reservations={name: [nodes, "SPEC_NODES"]})
+    def reserve(self) -> None:
+        self.slurm.set(reservations={"mine": ["n[3-4]", "SPEC_NODES"]})
+        self.slurm.change_node("n3", features="h100,ib")
 
 
 def record(slurm: Slurm, *what: str) -> dict[str, str]:
@@ -211,16 +213,6 @@ def test_a_node_that_is_undrained_has_no_reason_any_more(slurm: Slurm) -> None:
     assert "Reason" not in shown
 
 
-def test_a_reservation_is_made_and_deleted(slurm: Slurm) -> None:
-    words = ["StartTime=now", "Duration=UNLIMITED", "Users=root", "Flags=MAINT,IGNORE_JOBS"]
-    create = ("scontrol", "create", "reservation", "ReservationName=mine", "Nodes=n3", *words)
-    assert slurm.ask(*create) == (0, "Reservation created: mine", "")
-    assert record(slurm, "reservation", "-o")["Nodes"] == "n3"
-    delete = ("scontrol", "delete", "ReservationName=mine")
-    assert slurm.ask(*delete) == (0, "", "")
-    assert slurm.ask(*delete).code == 1
-
-
 def test_partitions_are_shown_in_one_line_each(slurm: Slurm) -> None:
     shown = slurm.ask("scontrol", "show", "partition", "-a", "-o")
     (record,) = map(parse_record, shown.stdout.splitlines())
@@ -235,8 +227,7 @@ def test_the_features_of_nodes_and_the_nodes_of_reservations_are_shown(slurm: Sl
     assert slurm.ask("scontrol", "show", "reservation", "-o").stdout == (
         "No reservations in the system"
     )
-    slurm.reserve("mine", "n[3-4]")
-    slurm.ask("scontrol", "update", "NodeName=n3", "Features=h100,ib")
+    slurm.reserve()
     shown = record(slurm, "reservation", "-o")
     wanted = {"ReservationName": "mine", "Nodes": "n[3-4]", "Flags": "SPEC_NODES"}
     assert {name: shown[name] for name in wanted} == wanted

@@ -305,58 +305,6 @@ def agree(lab: Lab, ask: Callable[[Reads], dict[str, Node]]) -> None:
     )
 
 
-# What is asked of a job anywhere, of those fields that Slurm always prints.
-JOB_FIELDS = (
-    "Account",
-    "BatchFlag",
-    "Contiguous",
-    "ExitCode",
-    "Features",
-    "NodeList",
-    "NtasksPerN:B:S:C",
-    "OverSubscribe",
-    "Partition",
-    "Priority",
-    "QOS",
-    "Requeue",
-    "Restarts",
-    "StdOut",
-    "UserId",
-)
-
-
-@pytest.mark.lab
-def test_every_field_of_a_job_that_is_asked_for_is_told_by_both_readers(played: Played) -> None:
-    scontrol, pyslurm = reader(played.lab, "scontrol"), reader(played.lab, "pyslurm")
-    tasks = range(played.array, played.array + 3)
-    for number in (played.running, played.held, played.odd, *tasks):
-        seen, found = scontrol.job(number), pyslurm.job(number)
-        assert {key: found.fields[key] for key in JOB_FIELDS} == {
-            key: seen.fields[key] for key in JOB_FIELDS
-        }
-        assert (found.states, found.reason, task_of(found)) == (
-            seen.states,
-            seen.reason,
-            task_of(seen),
-        )
-
-
-@pytest.mark.lab
-def test_a_job_in_a_reservation_says_so_through_both_readers(played: Played) -> None:
-    lab = played.lab
-    readers = [reader(lab, name) for name in ("scontrol", "pyslurm")]
-    reservation = ["ReservationName=r", "starttime=now", "duration=60", "user=alice"]
-    lab.run(["scontrol", "create", *reservation, "flags=ignore_jobs", "nodes=n3"])
-    job = lab.sbatch("#!/bin/sh\nhostname\n", "--hold", "--reservation=r")
-    try:
-        assert [each.job(job).value("Reservation") for each in readers] == ["r", "r"]
-    finally:
-        lab.run(["scancel", str(job)])
-        lab.wait_job(job, {"CANCELLED"})
-        lab.run(["scontrol", "delete", "ReservationName=r"])
-        lab.wait_node("n3", "IDLE")
-
-
 @pytest.mark.lab
 @pytest.mark.parametrize("change", STATES, ids=lambda change: change[0])
 def test_both_readers_say_the_same_of_nodes_in_every_state(
