@@ -18,9 +18,9 @@ from slurm_health.preflight.session.course import Course, MakeLocalizer
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import Phase, light_phases, without_torch
 from slurm_health.preflight.session.state import CheckState, Group, RoundState, on_cpus
-from slurm_health.preflight.session.storage import STORAGE_NODES, STORAGE_PATHS, at_most_s, judge
+from slurm_health.preflight.session.storage import at_most_s, judge
 from slurm_health.records.nodeset import fold
-from slurm_health.records.probe_catalog import GPT, Scope
+from slurm_health.records.probe_catalog import GPT, STORAGE_NODES, STORAGE_PATHS, Scope
 from slurm_health.records.records import (
     AgentsLaunched,
     Figure,
