@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from slurm_health.preflight.expectations import Expectation, bases, expected_ms
+from slurm_health.preflight.expectations import Expectation, expected_ms
 from slurm_health.preflight.localize.settings import DeviceKind, settings_from
 from slurm_health.preflight.probes import sizes
 from slurm_health.preflight.session import absent, deadlines
@@ -302,7 +302,6 @@ class Controller:
             interfaces={node: name for node, name in interfaces.items() if name},
             transports=state.transports(),
             served=state.served(),
-            limits=bases(state.models(), self._expectations),
             devices={name: its.devices for name, its in ready.items() if not its.on_cpus},
         )
         judged = list(judge(state.storage))
