@@ -17,8 +17,9 @@ import sys
 import time
 
 from slurm_health.preflight.agent.storage import StorageTest
-from slurm_health.preflight.session.storage import STORAGE_NODES, STORAGE_PATHS, at_most_s, judge
+from slurm_health.preflight.session.storage import at_most_s, judge
 from slurm_health.records.nodeset import fold
+from slurm_health.records.probe_catalog import STORAGE_NODES, STORAGE_PATHS
 from slurm_health.records.records import StorageTested
 from tests.lab import Lab
 

@@ -21,7 +21,6 @@ import msgspec
 
 from slurm_health.records.errors import ConfigError
 from slurm_health.records.probe_catalog import Metric
-from slurm_health.records.text import one_line
 
 # The least share of its peak that a healthy device reaches, from the best published rates:
 # A100 SXM 87 %, H100, H200 and GH200 80-84 %, B200, B300, GB200 73-79 %, each with the shape
@@ -45,8 +44,8 @@ class Expectation(msgspec.Struct, frozen=True):
 
     `allgather_gb_per_s` is no peak, but the bus bandwidth that all-gathers between any two or more
     devices of every healthy node exceed. `port_fraction` is the fraction of its network ports' rate
-    that every healthy node reaches between GPUs. 0: no expectation of that kind. `basis` is the
-    source of a site's figures. A site's table `[expectations."MODEL"]` has the same fields.
+    that every healthy node reaches between GPUs. 0: no expectation of that kind. A site's table
+    `[expectations."MODEL"]` has the same fields.
     """
 
     model: str
@@ -55,7 +54,6 @@ class Expectation(msgspec.Struct, frozen=True):
     healthy_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = LEAST_KNOWN
     allgather_gb_per_s: Annotated[float, msgspec.Meta(ge=0, le=100_000)] = 0.0
     port_fraction: Annotated[float, msgspec.Meta(ge=0, le=1)] = PORT_FRACTION
-    basis: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
 
 class Links(msgspec.Struct, frozen=True, kw_only=True):
@@ -253,15 +251,4 @@ def _changed(
             valid=[expectation.model for expectation in KNOWN],
         )
     base = msgspec.structs.asdict(known or Expectation(model))
-    changed = msgspec.convert({**base, **table}, Expectation)
-    return msgspec.structs.replace(changed, basis=one_line(changed.basis))
-
-
-def bases(models: Mapping[str, str], known: Mapping[str, Expectation]) -> dict[str, str]:
-    """Return, by node, the limit of its devices, if the site names the source of its figures."""
-    limits = {}
-    for node, model in models.items():
-        limit = expectation_of(model, known)
-        if limit is not None and limit.basis:
-            limits[node] = f"limit of {limit.model}: {limit.healthy_fraction:g} of {limit.basis}"
-    return limits
+    return msgspec.convert({**base, **table}, Expectation)

@@ -42,6 +42,8 @@ BUILT_IN = (
 GPT = ("gpt_fit", "gpt")
 # No probe of a round: agents test it beside them, so that no filesystem that hangs holds a worker.
 STORAGE = "storage"
+# Options of the round that orders the test: paths, separated by commas, and the nodes.
+STORAGE_PATHS, STORAGE_NODES = "storage_paths", "storage_nodes"
 # Only for accelerators, or only for nodes with accelerators.
 ON_ACCELERATORS = frozenset({"memory_pattern", "host_copy", "peer_copy"})
 # Light probes measure the same as these with numpy and over TCP, without torch.

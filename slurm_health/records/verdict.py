@@ -95,7 +95,7 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     `slowdown` is relative to the healthy nodes of the run (1.0 = as fast as they are),
     and above 1 for a healthy node too where one of its devices is slower than most; `probability`
     is the confidence in `level`. `evidence` names the rounds, partners and figures that justify
-    it, and is never empty for SLOW and FAULTY.
+    it: never empty for SLOW and FAULTY. For HEALTHY it leaves out tests that passed.
     """
 
     node: str

@@ -13,6 +13,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -110,7 +111,7 @@ class Leader(Member):
         """Return whether workers of another node have ended."""
         if self.channel is not None:
             self.channel.raise_interrupt()
-        for entry in journal.read_new_of(self.directory, self._readers):
+        for entry in chain.from_iterable(journal.read_new_of(self.directory, self._readers)):
             if isinstance(entry.record, WorkersEnded | WorkersEnding):
                 self._quiet_s.pop(entry.record.node, None)
             if isinstance(entry.record, WorkersEnded):

@@ -18,8 +18,8 @@ from slurm_health.preflight.agent.order_poller import OrderPoller, at_random
 from slurm_health.preflight.agent.worker_process import Done, Gone, InRound, Worker
 from slurm_health.preflight.agent.workers import AgentSettings, Workers
 from slurm_health.preflight.orders import Bell
-from slurm_health.preflight.session.storage import STORAGE_NODES
 from slurm_health.records import records
+from slurm_health.records.probe_catalog import STORAGE_NODES
 from slurm_health.records.verdict import Outcome
 from slurm_health.system import journal
 

@@ -111,7 +111,7 @@ def visible_devices(environ: Mapping[str, str], root: Path = Path("/")) -> Visib
         if variable in environ:
             items = [item.strip() for item in environ[variable].split(",")]
             names = tuple(takewhile(_names_device, items))  # CUDA ends at the first that names none
-            return VisibleDevices(variable=variable, names=names, is_chosen=True)
+            return VisibleDevices(variable=variable, names=names)
     count = _nvidia_devices(root) or _amd_devices(root)
     return VisibleDevices(names=tuple(str(number) for number in range(count)))
 
@@ -176,14 +176,10 @@ def _names_device(item: str) -> bool:
 
 
 class VisibleDevices(msgspec.Struct, frozen=True, kw_only=True):
-    """The accelerators that a process may use, by number or UUID, as `variable` lists them.
-
-    `is_chosen`: the environment names them, or that there are to be none.
-    """
+    """The accelerators that a process may use, by number or UUID, as `variable` lists them."""
 
     variable: str = "CUDA_VISIBLE_DEVICES"
     names: tuple[str, ...] = ()
-    is_chosen: bool = False
 
 
 def share_devices(nodes: Sequence[str], devices: VisibleDevices) -> bool:

@@ -36,12 +36,11 @@ from slurm_health.preflight.session.storage import (
     OK,
     REFUSED,
     STAGGER_S,
-    STORAGE_NODES,
-    STORAGE_PATHS,
     UNSEEN,
 )
 from slurm_health.records.decoding import from_json
 from slurm_health.records.nodeset import expand
+from slurm_health.records.probe_catalog import STORAGE_NODES, STORAGE_PATHS
 from slurm_health.records.records import Figure, StorageRead, StorageTested
 from slurm_health.system import proc
 from slurm_health.system.killable import Answered, Child

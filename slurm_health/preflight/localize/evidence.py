@@ -131,16 +131,15 @@ class RoundLedger:
         """Refuse a result of a group that was not planned, or that reports on other nodes."""
         nodes = frozenset(result.nodes)
         named = nodes.union(result.silent, result.crashed, result.said, *result.node_ms.values())
-        unknown = sorted(name for name in named if name not in self._number)
-        if unknown:
-            raise LocalizeError(f"round {round_index} reports unknown nodes: {', '.join(unknown)}")
+        if nodes in planned and named == nodes and len(nodes) == len(result.nodes):
+            return
         group = ", ".join(result.nodes)
-        if nodes not in planned or len(nodes) != len(result.nodes):
+        if nodes not in planned or named == nodes:
             raise LocalizeError(f"round {round_index} never planned the group {group}")
-        if strangers := ", ".join(sorted(named - nodes)):
-            raise LocalizeError(
-                f"round {round_index}, group {group}: reports about {strangers}, not a member"
-            )
+        strangers = ", ".join(sorted(named - nodes))
+        raise LocalizeError(
+            f"round {round_index}, group {group}: reports about {strangers}, not a member"
+        )
 
     def _trial(self, round_index: int, nodes: tuple[int, ...], result: GroupResult) -> Trial:
         doubts: list[str] = []
@@ -150,13 +149,13 @@ class RoundLedger:
         crashed = tuple(sorted(self._number[name] for name in result.crashed))
         node_ms = {
             metric: _credible(
-                {self._number[node]: ms for node, ms in times.items()}, f"a {metric} time", doubts
+                {self._number[node]: ms for node, ms in times.items()}, metric, doubts
             )
             for metric, times in sorted(_by_metric(result.node_ms).items())
             if started
         }
         shared = _by_metric(result.shared_ms) if measured else {}
-        shared = _credible(shared, "a time of the group", doubts)
+        shared = _credible(shared, None, doubts)
         bearing = Bearing.PASSED if measured else Bearing.FAILED
         if silent or crashed or not started:
             bearing, shared = Bearing.UNKNOWN, {}
@@ -189,10 +188,13 @@ def _by_metric(times: Mapping[MetricName, _Times]) -> dict[Metric, _Times]:
     return metrics
 
 
-def _credible(times: Mapping[_Key, float], what: str, doubts: list[str]) -> dict[_Key, float]:
+def _credible(
+    times: Mapping[_Key, float], metric: Metric | None, doubts: list[str]
+) -> dict[_Key, float]:
     """Return the possible times; append to `doubts` if there are others."""
     credible = {key: float(ms) for key, ms in times.items() if _LEAST_MS <= ms <= _MOST_MS}
     if len(credible) < len(times):
+        what = f"a {metric} time" if metric else "a time of the group"
         doubts.append(f"{what} that cannot be a time was left out")
     return credible
 
@@ -251,11 +253,6 @@ class Fabric:
         """Whether the topology puts nodes on different leaves."""
         return len(self.leaves) > 1
 
-    def crosses(self, nodes: Sequence[int]) -> bool:
-        """Return whether a group of two is known to span two leaves."""
-        ends = {self.leaf[node] for node in nodes}
-        return len(ends) == 2 and NONE not in ends
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
@@ -275,24 +272,33 @@ class Sources:
 def sources_of(trials: Sequence[Trial], fabric: Fabric) -> Sources:
     """Return which variables each trial involves."""
     nodes, leaves = len(fabric.leaf), len(fabric.leaves) + len(fabric.unnamed)
-    paths: dict[tuple[int, int], int] = {}
-    width = 5 if fabric.known else 4 if fabric.unnamed else 2
-    uplink = {
-        node: nodes + len(fabric.leaves) + number
-        for number, members in enumerate(fabric.unnamed)
-        for node in members
-    }
-    table = np.full((len(trials), width), NONE, dtype=np.int64)
-    for row, trial in enumerate(trials):
-        table[row, : len(trial.nodes)] = trial.nodes
-        uplinks = [uplink.get(node, NONE) for node in trial.nodes]
-        if len({*uplinks}) > 1:
-            table[row, 2:] = uplinks
-        if fabric.known and fabric.crosses(trial.nodes):
-            low, high = sorted(fabric.leaf[node] for node in trial.nodes)
-            path = paths.setdefault((low, high), len(paths))
-            table[row, 2:] = (nodes + low, nodes + high, nodes + leaves + path)
-    return Sources(table=table, paths=tuple(paths), nodes=nodes, leaves=leaves)
+    pairs = [(*trial.nodes, NONE)[:2] for trial in trials]
+    ends = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    leaf = np.full(nodes + 1, NONE, dtype=np.int64)  # the last is that of NONE
+    if fabric.known:
+        leaf[:nodes] = fabric.leaf
+    for number, members in enumerate(fabric.unnamed, len(fabric.leaves)):
+        leaf[list(members)] = number
+    uplinks = leaf[ends]
+    crossing = (ends[:, 1] != NONE) & (uplinks[:, 0] != uplinks[:, 1])
+    columns, paths = [ends], np.empty((0, 2), dtype=np.int64)
+    if fabric.known:
+        crossing &= (uplinks != NONE).all(axis=1)
+        uplinks = np.sort(uplinks, axis=1)
+    if fabric.known or fabric.unnamed:
+        both = np.where(uplinks == NONE, NONE, nodes + uplinks)
+        columns.append(np.where(crossing[:, None], both, NONE))
+    if fabric.known:
+        paths, number_of = np.unique(uplinks[crossing], axis=0, return_inverse=True)
+        path = np.full((len(ends), 1), NONE, dtype=np.int64)
+        path[crossing, 0] = nodes + leaves + number_of.reshape(-1)
+        columns.append(path)
+    return Sources(
+        table=np.concatenate(columns, axis=1),
+        paths=tuple((int(low), int(high)) for low, high in paths),
+        nodes=nodes,
+        leaves=leaves,
+    )
 
 
 def odds_of(sources: Sources, prior: Mapping[int, float]) -> Floats:

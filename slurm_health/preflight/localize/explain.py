@@ -17,7 +17,6 @@ from slurm_health.preflight.localize.findings import (
     Doubt,
     LonePair,
     doubt_of,
-    level_of,
     lone_pairs,
     maybe_slow_in,
 )
@@ -62,10 +61,11 @@ class _Sentences:
     def node(self, node: int) -> NodeVerdict:
         """Return the verdict about a node."""
         findings = self._findings
-        level = level_of(findings, node)
+        guilty = findings.guilty.get(node, ())
+        level, shown = Level.INCONCLUSIVE, findings.trials_of(node)
         slowdown, probability, component = 1.0, 1.0 - float(findings.risk[node]), "node"
-        if level is Level.FAULTY:
-            guilt = next(proof for proof in findings.guilty[node] if proof.metric is None)
+        if guilt := next((proof for proof in guilty if proof.metric is None), None):
+            level = Level.FAULTY
             trials = [findings.trials[index] for index in guilt.tests]
             crashed = [trial for trial in trials if node in trial.crashed]
             failed = [trial for trial in trials if node not in trial.crashed]
@@ -76,17 +76,22 @@ class _Sentences:
             if crashed:
                 reasons.append(self._crash(node, crashed))
             reason, probability = "; ".join(reasons), guilt.probability
-        elif level is Level.SLOW:
-            guilt_by_metric = findings.guilty[node]
-            slow_in = [proof.metric for proof in guilt_by_metric if proof.metric is not None]
+        elif guilty:
+            level = Level.SLOW
+            slow_in = [proof.metric for proof in guilty if proof.metric is not None]
             slowdown = max(math.exp(float(m.slowness.effect[node])) for m in slow_in)
-            probability = max(proof.probability for proof in guilt_by_metric)
-            reason, component = self._slow(node, guilt_by_metric)
-        else:
+            probability = max(proof.probability for proof in guilty)
+            reason, component = self._slow(node, guilty)
+        elif doubt := doubt_of(findings, node):
             slowdown = max((times for _, times in self._tolerated(node)), default=1.0)
-            doubt = doubt_of(findings, node)
-            reason = self._notes(node) if doubt is None else self._doubt(node, doubt)
+            reason = self._doubt(node, doubt)
             component = "network" if doubt is Doubt.FAILED else "node"
+        else:
+            level = Level.HEALTHY
+            tolerated = self._tolerated(node)
+            slowdown = max((times for _, times in tolerated), default=1.0)
+            reason = self._notes(node, tolerated)
+            shown = [t for t in shown if t.doubts or t.bearing is not Bearing.PASSED]
         return NodeVerdict(
             node=self._names[node],
             level=level,
@@ -94,7 +99,7 @@ class _Sentences:
             probability=probability,
             component=component,
             reason=reason,
-            evidence=tuple(self._test(node, trial) for trial in findings.trials_of(node)),
+            evidence=tuple(self._test(node, trial) for trial in shown),
         )
 
     def _failure(self, node: int, failed: Sequence[Trial]) -> str:
@@ -188,7 +193,7 @@ class _Sentences:
         crashes = self._findings.crashes[node]
         return self._crash(node, [self._findings.trials[index] for index in crashes])
 
-    def _notes(self, node: int) -> str:
+    def _notes(self, node: int, tolerated: Sequence[tuple[MetricEvidence, float]]) -> str:
         """Return how a healthy node was tested, and what was odd but no reason to accuse it."""
         findings = self._findings
         notes = []
@@ -200,7 +205,7 @@ class _Sentences:
                 limit = f"the limit is {figures(100 * metric.floor)} %"
                 notes.append(f"{metric.name} about {_slower(times)}, {limit}")
         # The share of processors that others use differs from test to test, and blames no node.
-        for metric, times in [] if self._settings.carries_network else self._tolerated(node):
+        for metric, times in [] if self._settings.carries_network else tolerated:
             if metric.floor > _INCOMPARABLE:
                 differ = "the devices of this job differ too much to tell"
                 notes.append(f"{metric.name} {_slower(times)} than {_peers(metric)}: {differ}")

@@ -79,9 +79,11 @@ class Conclusions:
         """Whether the config file gives the time that a pair takes on good hardware."""
         return any(metric.shared and np.isfinite(metric.data.ceiling) for metric in self.metrics)
 
-    def trusted(self, node: int) -> bool:
-        """Return whether the node passed a test and is believed to be well in every respect."""
-        return node in self.passed and self.risk[node] <= TRUST and node not in self.guilty
+    @cached_property
+    def trusted(self) -> frozenset[int]:
+        """The nodes that passed a test and are believed to be well in every respect."""
+        believed = np.flatnonzero(self.risk[: self.sources.nodes] <= TRUST)
+        return self.passed.intersection(believed.tolist()) - self.guilty.keys()
 
 
 def judge(
@@ -123,19 +125,11 @@ def judge(
 
 def _by_node(mentions: Iterable[tuple[int, Sequence[int]]]) -> dict[int, tuple[int, ...]]:
     """Return for each node the trials that mention it."""
-    trials: dict[int, tuple[int, ...]] = {}
+    trials: dict[int, list[int]] = {}
     for index, nodes in mentions:
         for node in nodes:
-            trials[node] = (*trials.get(node, ()), index)
-    return trials
-
-
-def level_of(findings: Conclusions, node: int) -> Level:
-    """Return the level of a node."""
-    guilt = findings.guilty.get(node, ())
-    if guilt:
-        return Level.FAULTY if any(proof.metric is None for proof in guilt) else Level.SLOW
-    return Level.HEALTHY if doubt_of(findings, node) is None else Level.INCONCLUSIVE
+            trials.setdefault(node, []).append(index)
+    return {node: tuple(indexes) for node, indexes in trials.items()}
 
 
 def doubt_of(findings: Conclusions, node: int) -> Doubt | None:
@@ -171,8 +165,8 @@ def doubt_of(findings: Conclusions, node: int) -> Doubt | None:
 def maybe_slow_in(findings: Conclusions, node: int) -> MetricEvidence | None:
     """Return the metric in which a node is more likely too slow than not, if there is one."""
     for metric in findings.metrics:
-        effect = float(metric.slowness.effect[node])
-        if metric.slowness.beyond[node] >= _DOUBT and effect >= np.log1p(metric.floor):
+        slowness = metric.slowness
+        if slowness.beyond[node] >= _DOUBT and slowness.effect[node] >= np.log1p(metric.floor):
             return metric
     return None
 
@@ -229,7 +223,7 @@ def lone_pairs(findings: Conclusions) -> list[LonePair]:
         if index in excess or trial.bearing is Bearing.FAILED:
             row = findings.sources.table[index]
             switches = [int(source) for source in row if source >= findings.sources.nodes]
-            nodes_are_well = all(findings.trusted(node) for node in trial.nodes)
+            nodes_are_well = findings.trusted.issuperset(trial.nodes)
             if nodes_are_well and not findings.guilty.keys() & set(switches):
                 bad_pairs.add(trial.nodes)
     history: dict[tuple[int, ...], list[int]] = {}

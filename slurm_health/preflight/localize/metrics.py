@@ -15,7 +15,7 @@ from itertools import groupby, pairwise
 import numpy as np
 from msgspec.structs import replace
 
-from slurm_health.preflight.localize.belief_propagation import Floats, Ints
+from slurm_health.preflight.localize.belief_propagation import NONE, Floats, Ints
 from slurm_health.preflight.localize.evidence import Fabric, Sources, Trial
 from slurm_health.preflight.localize.settings import LocalizeSettings
 from slurm_health.preflight.localize.slowness import Observations, Slowness, infer
@@ -131,6 +131,9 @@ def metrics_of(
 ) -> Iterable[MetricEvidence]:
     """Yield what the times of each metric show."""
     rounds = np.array([trial.round_index for trial in trials], dtype=np.int64)
+    crossing = np.zeros_like(rounds)
+    if fabric.known:
+        crossing = (sources.table[:, 2] != NONE).astype(np.int64)
     for name in sorted({name for trial in trials for name in trial.shared_ms}):
         chosen = [index for index, trial in enumerate(trials) if name in trial.shared_ms]
         # A node that has its processors for a share of the time answers so much later, now or then.
@@ -141,7 +144,7 @@ def metrics_of(
             trial=np.array(chosen, dtype=np.int64),
             log_ms=np.log(np.array([trials[index].shared_ms[name] for index in chosen])),
             sources=sources.table[chosen],
-            crossing=np.array([fabric.crosses(trials[index].nodes) for index in chosen], np.int64),
+            crossing=crossing[chosen],
             floors=np.maximum(settings.network_floor, 1 / served - 1),
         )
         yield _metric(name, rows, rounds[rows.trial], sources, odds, settings)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
+from typing import Any
 
 from slurm_health.records.errors import LocalizeError
 
@@ -86,10 +87,10 @@ class LocalizeSettings:
     def __post_init__(self) -> None:
         """Refuse values that no run can honour."""
         try:
-            _count("min_rounds", self.min_rounds)
-            _fraction("compute_floor", self.compute_floor)
-            _fraction("network_floor", self.network_floor)
-            _times_ms("expected_ms", self.expected_ms)
+            _check_count("min_rounds", self.min_rounds)
+            _check_fraction("compute_floor", self.compute_floor)
+            _check_fraction("network_floor", self.network_floor)
+            _check_times_ms("expected_ms", self.expected_ms)
         except ValueError as err:
             raise LocalizeError(str(err)) from err
         if self.max_rounds is not None and self.max_rounds < self.min_rounds:
@@ -122,45 +123,34 @@ def settings_from(chosen: Mapping[str, object], *, kind: DeviceKind) -> Localize
         if name not in CHOICES:
             raise ValueError(f"{name}: no such setting, there are {', '.join(CHOICES)}")
     usual = USUAL[kind]
-    given = {
+    of_kind: dict[str, Any] = {
         "network_floor": usual.network_floor,
         "compute_floor": usual.compute_floor,
-        "min_rounds": LocalizeSettings.min_rounds,
-        "expected_ms": {},
-        **chosen,
+        "noise": usual.noise,
+        "carries_network": usual.carries_network,
     }
-    return LocalizeSettings(
-        network_floor=_fraction("network_floor", given["network_floor"]),
-        compute_floor=_fraction("compute_floor", given["compute_floor"]),
-        noise=usual.noise,
-        carries_network=usual.carries_network,
-        min_rounds=_count("min_rounds", given["min_rounds"]),
-        expected_ms=_times_ms("expected_ms", given["expected_ms"]),
-    )
+    try:
+        return LocalizeSettings(**(of_kind | dict(chosen)))
+    except LocalizeError as err:
+        raise ValueError(str(err)) from err
 
 
-def _fraction(name: str, value: object) -> float:
-    number = _number(value)
-    if not _LEAST_FLOOR <= number <= _LARGEST_FLOOR:
+def _check_fraction(name: str, value: object) -> None:
+    if not _LEAST_FLOOR <= _number(value) <= _LARGEST_FLOOR:
         allowed = f"a number from {_LEAST_FLOOR:g} to {_LARGEST_FLOOR:g}, 0.08 for 8 %"
         raise ValueError(f"{name}: expected {allowed}, found {value!r}")
-    return number
 
 
-def _count(name: str, value: object) -> int:
-    number = _number(value)
-    if not (number >= 1 and number.is_integer()):
+def _check_count(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name}: expected a whole number of at least 1, found {value!r}")
-    return int(number)
 
 
-def _times_ms(name: str, value: object) -> dict[str, float]:
-    if isinstance(value, Mapping):
-        times_ms = {str(metric).strip(): _number(ms) for metric, ms in value.items()}
-        if all(metric and 0 < ms < math.inf for metric, ms in times_ms.items()):
-            return times_ms
-    allowed = "milliseconds above 0 by metric, {matmul = 3.1, allgather = 50}"
-    raise ValueError(f"{name}: expected {allowed}, found {value!r}")
+def _check_times_ms(name: str, value: object) -> None:
+    times_ms = value.items() if isinstance(value, Mapping) else [("", 0.0)]
+    if not all(metric and 0 < _number(ms) < math.inf for metric, ms in times_ms):
+        allowed = "milliseconds above 0 by metric, {matmul = 3.1, allgather = 50}"
+        raise ValueError(f"{name}: expected {allowed}, found {value!r}")
 
 
 def _number(value: object) -> float:

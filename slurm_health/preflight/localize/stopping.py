@@ -51,20 +51,20 @@ def next_request(
     """Return what the next round is for, None if no other round is needed."""
     begun = len(ledger.rounds)
     names = range(len(ledger.names))
-    active = tuple(node for node in names if not _settled(findings, node))
-    trusted = frozenset(node for node in active if findings.trusted(node))
+    settled = {n for n in (*findings.guilty, *findings.silences) if _settled(findings, n)}
+    active = tuple(node for node in names if node not in settled)
+    trusted = findings.trusted - settled
     odd: frozenset[int] = frozenset()
     if findings.sources.nodes >= SMALL_RUN and begun < _PATIENCE:
         odd = odd.union(*(_odd_in(metric, settings) for metric in findings.metrics))
+    still_open = _open(findings, begun, settings) if begun else frozenset()
     if begun:
-        risk = tuple(max(float(findings.risk[n]), prior.get(n, 0.0) / 100) for n in names)
-        undecided = frozenset(
-            node
-            for node in active
-            if node in findings.guilty or node in odd or _open(findings, node, begun, settings)
-        )
+        risk = findings.risk[: len(names)].tolist()
+        for node, probability in prior.items():
+            risk[node] = max(risk[node], probability / 100)
+        undecided = still_open.union(odd, findings.guilty).intersection(active)
     else:
-        risk = tuple(prior.get(node, 0.0) for node in names)
+        risk = [prior.get(node, 0.0) for node in names]
         undecided = frozenset(node for node in active if risk[node] > _KNOWN_TROUBLE)
         trusted = frozenset(active) - undecided if undecided else trusted
     open_nodes = undecided - findings.guilty.keys()
@@ -93,7 +93,7 @@ def next_request(
         return None
     # A node without any partner is tested alone only while that can show more.
     lonely = begun and len(active) == 1 and not odd and active[0] in findings.tested
-    if lonely and not _open(findings, active[0], begun, settings):
+    if lonely and active[0] not in still_open:
         return None
     # The other nodes need no test to show whether a process that crashed alone crashes again.
     crashed_alone = settings.alone and undecided and undecided <= findings.crashes.keys()
@@ -102,7 +102,7 @@ def next_request(
     in_rounds = Counter(name for round_ in ledger.rounds for g in round_.groups for name in g)
     leaf = findings.fabric.leaf
     passed = [trial for trial in findings.trials if trial.bearing is Bearing.PASSED]
-    inside = [t for t in passed if len({leaf[n] for n in t.nodes}) == 1 and leaf[t.nodes[0]] >= 0]
+    inside = [t for t in passed if leaf[t.nodes[0]] == leaf[t.nodes[-1]] >= 0]
     return RoundRequest(
         active=tuple(sorted(undecided)) if crashed_alone else active,
         risk=risk,
@@ -131,21 +131,21 @@ def _settled(findings: Conclusions, node: int) -> bool:
     return sure or len(findings.silences.get(node, ())) >= _GIVE_UP_ON_SILENCE
 
 
-def _open(findings: Conclusions, node: int, begun: int, settings: LocalizeSettings) -> bool:
-    """Return whether it matters to know more about a node."""
-    few = findings.sources.nodes < SMALL_RUN
-    limit = _SUSPICIOUS_OF_FEW if few else _SUSPICIOUS
-    if settings.alone:
-        if node in findings.crashes:
-            return True  # it may crash now and then, and a round alone costs little
-        limit = _SUSPICIOUS_ALONE
-    if node not in findings.tested or findings.bad[node] >= limit:
-        return True
-    return any(
-        metric.slowness.beyond[node] >= limit
-        and (begun < _PATIENCE or metric.slowness.effect[node] >= np.log1p(metric.floor))
-        for metric in findings.metrics
-    )
+def _open(findings: Conclusions, begun: int, settings: LocalizeSettings) -> frozenset[int]:
+    """Return the nodes about which it matters to know more."""
+    nodes = findings.sources.nodes
+    limit = _SUSPICIOUS_OF_FEW if nodes < SMALL_RUN else _SUSPICIOUS
+    limit = _SUSPICIOUS_ALONE if settings.alone else limit
+    suspicious = findings.bad[:nodes] >= limit
+    for metric in findings.metrics:
+        slow = metric.slowness.beyond[:nodes] >= limit
+        if begun >= _PATIENCE:
+            slow &= metric.slowness.effect[:nodes] >= np.log1p(metric.floor)
+        suspicious |= slow
+    untested = frozenset(range(nodes)) - findings.tested
+    # A process may crash now and then, and a round alone costs little.
+    crashed = findings.crashes if settings.alone else ()
+    return untested.union(np.flatnonzero(suspicious).tolist(), crashed)
 
 
 def _odd_in(metric: MetricEvidence, settings: LocalizeSettings) -> frozenset[int]:
@@ -162,7 +162,9 @@ def _odd_in(metric: MetricEvidence, settings: LocalizeSettings) -> frozenset[int
     for deviations in _ODD_TOGETHER:
         levels = np.maximum(np.log1p(floors), deviations * noise)
         out = nodes[fastest > levels]
-        share = float(np.mean([_NORMAL.cdf(-level) for level in (levels / noise).tolist()]))
+        different, counts = np.unique(levels / noise, return_counts=True)
+        chances = [_NORMAL.cdf(-level) for level in different.tolist()]
+        share = float(np.average(chances, weights=counts))
         if chance_of_so_many(len(out) // together, len(nodes) // together, share) <= _BY_CHANCE:
             odd.update(out.tolist())
     return frozenset(odd)
@@ -215,7 +217,8 @@ def _only_witnesses(
     ledger: RoundLedger, findings: Conclusions, active: Collection[int]
 ) -> list[Pair]:
     """Return the pairs that passed, if all nodes met each other and none is trusted yet."""
-    if any(findings.trusted(node) or {*active} - ledger.met[node] - {node} for node in active):
+    everyone = {*active}
+    if findings.trusted & everyone or any(everyone - ledger.met[n] - {n} for n in active):
         return []
     pairs = dict.fromkeys(
         (trial.nodes[0], trial.nodes[1])

@@ -102,29 +102,6 @@ def find_python(chosen: str | None, environ: Mapping[str, str]) -> str:
     raise NoTorch(tried)
 
 
-# A wheel for CPUs has no version of CUDA or ROCm in this file: torch itself need not be loaded.
-_COUNT_DEVICES = """
-import importlib.util as u, pathlib
-s = u.find_spec("torch")
-v = pathlib.Path(s.origin).with_name("version.py").read_text() if s and s.origin else ""
-cpu = all(f"{n} = None" in v or n not in v for n in ("cuda: Optional[str]", "hip: Optional[str]"))
-print(0 if cpu else __import__("torch").cuda.device_count())
-"""
-
-
-def devices_of_torch(python: str, environ: Mapping[str, str]) -> int:
-    """Return how many accelerators an interpreter's torch sees, 0 where that cannot be told.
-
-    For machines whose driver shows none in /proc, as under WSL.
-    """
-    try:
-        done = ask_python(python, _COUNT_DEVICES, environ=environ, deadline_s=_FIND_TORCH_S)
-    except OSError:  # it cannot be executed, or does not end
-        return 0
-    words = done.stdout.decode(errors="replace").split()
-    return int(words[-1]) if done.returncode == 0 and words and words[-1].isdecimal() else 0
-
-
 def _has_torch(python: str, environ: Mapping[str, str]) -> bool:
     try:
         done = ask_python(python, FIND_TORCH, environ=environ, deadline_s=_FIND_TORCH_S)

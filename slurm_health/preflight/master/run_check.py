@@ -24,7 +24,6 @@ from slurm_health.preflight.expectations import Expectation
 from slurm_health.preflight.localize.settings import USUAL, DeviceKind, LocalizeSettings
 from slurm_health.preflight.master import priors
 from slurm_health.preflight.master.check_settings import CheckSettings
-from slurm_health.preflight.master.job_environment import devices_of_torch
 from slurm_health.preflight.master.launcher import (
     LEAVE_S,
     AgentCommand,
@@ -176,13 +175,10 @@ def check_local(
         settings=settings.recorded(),
     )
     directory, started = journal.directory_of_check(settings.journal_root, started)
-    probe_environ = settings.probe_environ
-    if not settings.light:
-        probe_environ = _with_devices(settings.python, probe_environ)
     command = _agent_command(directory, started, settings)
-    launcher = LocalLauncher(command, probe_environ, started.nodes)
+    launcher = LocalLauncher(command, settings.probe_environ, started.nodes)
     expectations = config.expectations(environ)
-    if share_devices(started.nodes, visible_devices(probe_environ)):
+    if share_devices(started.nodes, visible_devices(settings.probe_environ)):
         # What one node takes of a device another lacks, as of the cores of a CPU.
         expectations = {}
         usual = USUAL[DeviceKind.CPU]
@@ -305,16 +301,6 @@ def _agent_command(directory: Path, started: RunStarted, settings: CheckSettings
         nodes=len(started.nodes),
         python=settings.python,
     )
-
-
-def _with_devices(python: str, environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the environment with the devices that only the interpreter's torch knows of."""
-    devices = visible_devices(environ)
-    if devices.names or devices.is_chosen:
-        return environ
-    count = devices_of_torch(python, environ)
-    names = ",".join(str(number) for number in range(count))
-    return {**environ, devices.variable: names} if count else environ
 
 
 def _run_id(settings: CheckSettings) -> str:

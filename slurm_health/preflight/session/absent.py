@@ -51,12 +51,11 @@ def judged(state: CheckState, limits: TimeLimits) -> dict[str, NodeVerdict]:
     agents = state.agents
     device_failures = _device_failures(state)
     admitted = frozenset(state.admitted or ())
-    compared = {_stack(agents[name]) for name in admitted}
+    apart = {n: node for n, node in agents.items() if n not in admitted or n in device_failures}
+    compared = {_stack(agents[name]) for name in admitted} if apart else set()
     others_started = bool(admitted) or any(node.started for node in agents.values())
     verdicts = {}
-    for name, node in agents.items():
-        if name in admitted and name not in device_failures:
-            continue
+    for name, node in apart.items():
         fault = component = ""
         stack = _stack(node)
         if node.failed_starts >= limits.failed_starts_per_node and others_started:

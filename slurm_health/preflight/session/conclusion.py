@@ -73,7 +73,6 @@ class Known:
         interfaces: the interface of each node whose group failed in some round.
         transports: the way by which data went.
         served: the share of the time of its own work that a node had its processors.
-        limits: the limit that slow devices were held to, where a site has its own.
         devices: model, identifier and PCI address of each device.
     """
 
@@ -83,7 +82,6 @@ class Known:
     interfaces: Mapping[str, str] = field(default_factory=dict)
     transports: Mapping[str, str] = field(default_factory=dict)
     served: Mapping[str, float] = field(default_factory=dict)
-    limits: Mapping[str, str] = field(default_factory=dict)
     devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
@@ -109,9 +107,6 @@ def concluded(
         judged = _with_network(judged, known)
         if (share := known.served.get(name, 1.0)) <= _HALF_SERVED * usual:
             judged = _crowded(judged, share, usual)
-        slow = judged.level is Level.SLOW and judged.component.startswith(("compute", "memory"))
-        if slow and name in known.limits:
-            judged = replace(judged, evidence=(*judged.evidence, known.limits[name]))
         verdicts[name] = _with_devices(judged, known.devices.get(name, ()))
     for other in others:
         before = verdicts.get(other.node)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from slurm_health.preflight.expectations import Expectation, bases, expected_ms
+from slurm_health.preflight.expectations import Expectation, expected_ms
 from slurm_health.preflight.localize.settings import DeviceKind, settings_from
 from slurm_health.preflight.probes import sizes
 from slurm_health.preflight.session import absent, deadlines
@@ -18,9 +18,9 @@ from slurm_health.preflight.session.course import Course, MakeLocalizer
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import Phase, light_phases, without_torch
 from slurm_health.preflight.session.state import CheckState, Group, RoundState, on_cpus
-from slurm_health.preflight.session.storage import STORAGE_NODES, STORAGE_PATHS, at_most_s, judge
+from slurm_health.preflight.session.storage import at_most_s, judge
 from slurm_health.records.nodeset import fold
-from slurm_health.records.probe_catalog import GPT, Scope
+from slurm_health.records.probe_catalog import GPT, STORAGE_NODES, STORAGE_PATHS, Scope
 from slurm_health.records.records import (
     AgentsLaunched,
     Figure,
@@ -302,7 +302,6 @@ class Controller:
             interfaces={node: name for node, name in interfaces.items() if name},
             transports=state.transports(),
             served=state.served(),
-            limits=bases(state.models(), self._expectations),
             devices={name: its.devices for name, its in ready.items() if not its.on_cpus},
         )
         judged = list(judge(state.storage))

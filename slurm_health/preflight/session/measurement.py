@@ -100,13 +100,8 @@ def rate_gflop_per_s(*, flop: float, elapsed_ms: float) -> float:
     return flop / (elapsed_ms * 1e6)
 
 
-def served(sample: Sampled) -> float | None:
-    """Return the share of the time that others did not take, None where nothing was timed."""
-    return min((timed.served for timed in _of_ranks(sample) if timed is not None), default=None)
-
-
-def _of_ranks(sample: Sampled) -> list[Timed | None]:
-    """Return the typical iteration of each rank, None where nothing usable was timed.
+def _parts(sample: Sampled) -> list[Timed]:
+    """Return the typical iteration of each device, or rail, if it has many; else of the slowest.
 
     Typical is the median of a device's own work, and the lower quartile of a collective: what
     disturbs a transfer (another job's traffic, a preempted partner) only ever adds time, and a
@@ -114,17 +109,14 @@ def _of_ranks(sample: Sampled) -> list[Timed | None]:
     time is left out.
     """
     part = _PARTS.get(sample.scope) if len(sample.iteration_ms) > 1 else None
-    metric = sample.metric
-    timed: list[Timed | None] = []
+    metric, alone = sample.metric, sample.scope == "solo"
+    times: list[Timed] = []
     for rank, elapsed_ms in enumerate(sample.iteration_ms):
         taken_ms = sample.taken_ms[rank] if rank < len(sample.taken_ms) else []
-        typical = _typical(elapsed_ms, taken_ms, alone=sample.scope == "solo")
-        if typical is None:
-            timed.append(None)
-            continue
-        of_rank = metric if part is None else replace(metric, part=f"{part} {rank}")
-        timed.append(Timed(sample, of_rank, *typical))
-    return timed
+        if typical := _typical(elapsed_ms, taken_ms, alone=alone):
+            of_rank = metric if part is None else replace(metric, part=f"{part} {rank}")
+            times.append(Timed(sample, of_rank, *typical))
+    return times if sample.scope in _PARTS or not times else [_slowest(times)]
 
 
 def _typical(
@@ -158,12 +150,6 @@ def _slowest(times: Collection[Timed]) -> Timed:
     )
 
 
-def _parts(sample: Sampled) -> list[Timed]:
-    """Return the times of a sample: of each device, or rail, where it has many."""
-    times = [timed for timed in _of_ranks(sample) if timed is not None]
-    return times if sample.scope in _PARTS or not times else [_slowest(times)]
-
-
 def lower_quartile(values: Sequence[float]) -> float:
     """Return the value that three quarters of `values` are not below."""
     return sorted(values)[len(values) // 4]
@@ -191,9 +177,8 @@ def group_result(
             a node does alone is then compared with nodes of its own model.
         round_s: how long the whole round took, None where that is not known.
     """
-    crashed = tuple(node for node in group if node in reports and reports[node].crashed)
-    failed = [node for node in group if _failed(reports.get(node))]
     times = list(group_times(group, samples))
+    crashed = tuple(node for node in group if node in reports and reports[node].crashed)
     away = {*silent, *(node for node, report in reports.items() if report.unmeasured)}
     quiet = tuple(node for node in group if node in away)
     return GroupResult(
@@ -204,19 +189,14 @@ def group_result(
         silent=quiet,
         crashed=crashed,
         said={
-            node: reports[node].detail
-            for node in group
-            if node in reports
-            and reports[node].detail
-            and (len(group) == 1 or node in {*failed, *crashed, *quiet})
+            node: report.detail
+            for node, report in reports.items()
+            if report.detail
+            if len(group) == 1 or report.outcome is Outcome.FAILED or node in (*crashed, *quiet)
         },
         round_s=round_s,
         served=min((timed.served for timed in times if timed.sample.scope == "solo"), default=1.0),
     )
-
-
-def _failed(report: NodeReported | None) -> bool:
-    return report is not None and report.outcome is Outcome.FAILED
 
 
 def _of_models(
@@ -239,14 +219,15 @@ def _outcome(
     silent: Sequence[str],
     timed_out: bool,
 ) -> Outcome:
-    outcomes = {reports[node].outcome for node in group if node in reports}
+    outcomes = [reports[node].outcome for node in group if node in reports]
     if silent or not outcomes:
         return Outcome.NOT_RUN
     if Outcome.FAILED in outcomes:
         return Outcome.FAILED
     if timed_out or Outcome.TIMED_OUT in outcomes:
         return Outcome.TIMED_OUT
-    return Outcome.MEASURED if outcomes == {Outcome.MEASURED} else Outcome.NOT_RUN
+    measured = all(outcome is Outcome.MEASURED for outcome in outcomes)
+    return Outcome.MEASURED if measured else Outcome.NOT_RUN
 
 
 class Figures(NamedTuple):

@@ -7,16 +7,16 @@ All of it is folded from the records of the journal, in the order in which they 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from slurm_health.preflight.expectations import Links
 from slurm_health.preflight.localize.settings import DeviceKind
-from slurm_health.preflight.session.measurement import group_result, served
-from slurm_health.preflight.session.storage import STORAGE_NODES
+from slurm_health.preflight.session.measurement import group_result, group_times
 from slurm_health.records import records
 from slurm_health.records.gpu_load import Burn
+from slurm_health.records.probe_catalog import STORAGE_NODES
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.verdict import GroupResult, Outcome
 
@@ -79,12 +79,12 @@ class NodeState:
     @property
     def usable(self) -> bool:
         """Whether the node can take part in a round now."""
-        return self.ready is not None and not self.gone
+        return self.ready is not None and not (self.lost or self.failed)
 
     @property
     def pending(self) -> bool:
         """Whether the node may yet become usable."""
-        return self.ready is None and not self.gone
+        return self.ready is None and not (self.lost or self.failed)
 
     @property
     def driver_keeps_state(self) -> bool:
@@ -234,7 +234,7 @@ class CheckState:
         self.storage_round: RoundState | None = None
         self.storage_paths = ""
         self._reports: defaultdict[int, dict[str, records.NodeReported]] = defaultdict(dict)
-        self._samples: defaultdict[int, list[records.Sampled]] = defaultdict(list)
+        self._samples: defaultdict[int, dict[str, list[records.Sampled]]] = defaultdict(dict)
         # By node and launch, because a node's file may be read before the master's.
         self._early: defaultdict[tuple[str, int], list[AgentRecord]] = defaultdict(list)
         self._first_ready: dict[str, records.WorkersReady] = {}
@@ -257,8 +257,9 @@ class CheckState:
 
         These may have written it just before.
         """
-        between = [*self.pending(), *self.storage_pending()]
-        return list(dict.fromkeys(self.round.unreported if self.round else between))
+        if self.round is not None:
+            return list(self.round.unreported)
+        return list(dict.fromkeys([*self.pending(), *self.storage_pending()]))
 
     def storage_pending(self) -> list[str]:
         """Name the nodes whose test of storage has not been reported, and may yet be."""
@@ -274,6 +275,9 @@ class CheckState:
     def fold(self, entry: Entry) -> None:
         """Take in one journal entry, of any writer; one that names a stranger says nothing."""
         record, time_s = entry.record, entry.time_s
+        if isinstance(record, records.Sampled | records.NodeReported):  # nearly all there are
+            self._node_says(record)
+            return
         if not self.agents.keys() >= {*_named(record)}:
             return
         match record:
@@ -300,8 +304,6 @@ class CheckState:
                 self.storage_round = self.round if tests else self.storage_round
             case records.StorageTested():
                 self.storage.append(record)
-            case records.Sampled() | records.NodeReported():
-                self._node_says(record)
             case records.GroupAborted(group=group) if self._is_current(record.round):
                 assert self.round is not None
                 self.round.aborted[tuple(group)] = record, time_s
@@ -354,7 +356,7 @@ class CheckState:
         if record.node in reports:
             return  # that was its last word
         if isinstance(record, records.Sampled):
-            self._samples[record.round].append(record)
+            self._samples[record.round].setdefault(record.node, []).append(record)
             if record.probe in _EXACT:
                 self.exact.add(record.node)
             return
@@ -375,17 +377,14 @@ class CheckState:
         """
         silent = set(record.silent)
         answered = {node: report for node, report in current.reports.items() if node not in silent}
-        samples: defaultdict[str, list[records.Sampled]] = defaultdict(list)
-        for sample in self._samples[record.round]:
-            if sample.node in answered:
-                samples[sample.node].append(sample)
+        samples = self._samples[record.round]
         known = self.models()
         models = known if len(set(known.values())) > 1 else {}
         timed_out = {group for group, (abort, _) in current.aborted.items() if abort.timed_out}
         return [
             group_result(
                 group,
-                [sample for node in group for sample in samples[node]],
+                [s for node in group if node in answered for s in samples.get(node, ())],
                 {node: answered[node] for node in group if node in answered},
                 silent=silent.intersection(group),
                 timed_out=group in timed_out,
@@ -396,6 +395,12 @@ class CheckState:
         ]
 
     # --- what the nodes are, and what they gave ------------------------------------------------
+
+    def _all_samples(self) -> Iterator[records.Sampled]:
+        """Yield the samples of all rounds, in their order."""
+        for _, by_node in sorted(self._samples.items()):
+            for samples in by_node.values():
+                yield from samples
 
     def first_ready(self) -> dict[str, records.WorkersReady]:
         """Return what each admitted node said when its workers were ready for the first time."""
@@ -426,18 +431,21 @@ class CheckState:
         """Return by which way each node last exchanged data with others, where it is known."""
         return {
             sample.node: str(sample.figures["transport"])
-            for _, samples in sorted(self._samples.items())
-            for sample in samples
+            for sample in self._all_samples()
             if sample.figures.get("transport")
         }
 
     def served(self) -> dict[str, float]:
-        """Return which share of the time of its own work each node had its processors."""
+        """Return which share of the time of its own work each node had its processors.
+
+        It is empty if others took no time of any node.
+        """
+        alone = [sample for sample in self._all_samples() if sample.scope == "solo"]
         shares: dict[str, list[float]] = {}
-        for sample in (sample for samples in self._samples.values() for sample in samples):
-            share = served(sample) if sample.scope == "solo" else None
-            if share is not None:
-                shares.setdefault(sample.node, []).append(share)
+        for sample in alone if any(sample.taken_ms for sample in alone) else ():
+            times = group_times((sample.node,), [sample])
+            share = min((timed.served for timed in times), default=1.0)
+            shares.setdefault(sample.node, []).append(share)
         return {node: median(values) for node, values in shares.items()}
 
     def figures(self, probe: str, nodes: Sequence[str]) -> list[Mapping[str, records.Figure]]:
@@ -445,8 +453,7 @@ class CheckState:
         among = frozenset(nodes)
         return [
             sample.figures
-            for samples in self._samples.values()
-            for sample in samples
+            for sample in self._all_samples()
             if sample.probe == probe and sample.node in among
         ]
 

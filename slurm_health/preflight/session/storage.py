@@ -20,8 +20,6 @@ from slurm_health.records.records import StorageRead, StorageTested
 from slurm_health.records.text import counted
 from slurm_health.records.verdict import Level, NodeVerdict, StorageBlame, StorageVerdict
 
-# Options of the round that orders the test: paths, separated by commas, and the nodes.
-STORAGE_PATHS, STORAGE_NODES = "storage_paths", "storage_nodes"
 # How long the test of a path takes at most. A healthy one takes tens of milliseconds.
 LIMIT_S = 6.0
 # A node begins so much later than the one before it: a metadata server answers some ten thousand

@@ -265,7 +265,7 @@ class Reader:
         return entries
 
 
-def read_new_of(directory: Path, readers: Sequence[Reader]) -> Iterator[Entry]:
+def read_new_of(directory: Path, readers: Sequence[Reader]) -> Iterator[list[Entry]]:
     """Yield the new entries of several files of one run, which are read in parallel.
 
     Raises:
@@ -278,7 +278,7 @@ def read_new_of(directory: Path, readers: Sequence[Reader]) -> Iterator[Entry]:
     except OSError as err:
         raise unusable(directory, "read", err) from err
     for reader, data in zip(readers, fetched, strict=True):
-        yield from reader.take(data)
+        yield reader.take(data)
 
 
 def read_all(directory: Path, writer: str, *, of_anybody: bool = False) -> list[Entry]:

@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 from slurm_health.preflight.agent.storage import StorageTest
-from slurm_health.preflight.session.storage import STORAGE_NODES, STORAGE_PATHS, judge
+from slurm_health.preflight.session.storage import judge
+from slurm_health.records.probe_catalog import STORAGE_NODES, STORAGE_PATHS
 from slurm_health.records.records import StorageTested
 
 DEADLINE_S = 30.0

@@ -52,7 +52,7 @@ def failed(group: tuple[str, ...], **who: Any) -> GroupResult:
         (1, lambda _one, _other: [], "never planned"),
         (-1, lambda _one, _other: [], "never planned"),
         (0, lambda one, other: [well((one[0], other[0]))], "never planned the group"),
-        (0, lambda one, _: [failed(one, crashed=("x9",))], "unknown nodes: x9"),
+        (0, lambda one, _: [failed(one, crashed=("x9",))], "reports about x9"),
         (0, lambda one, other: [failed(one, silent=(other[0],))], "not a member"),
     ],
 )

@@ -134,15 +134,6 @@ def test_the_interface_is_named_where_an_exchange_failed_and_the_node_is_not_hea
     ]
 
 
-def test_the_limit_of_a_site_is_evidence_against_a_slow_device_and_changes_no_level() -> None:
-    slow = NodeVerdict(node="n1", level=Level.SLOW, component="compute", reason="slow")
-
-    nodes = judged({**WELL, "n1": slow}, Known(limits=dict.fromkeys(WELL, "H100: 700 TFLOP/s")))
-
-    assert nodes["n1"] == replace(slow, evidence=("H100: 700 TFLOP/s",))
-    assert nodes["n2"] == WELL["n2"]
-
-
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_node_is_as_bad_as_its_worst_phase_and_has_the_evidence_of_all(
     order: tuple[int, int],

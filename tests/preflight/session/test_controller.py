@@ -15,7 +15,7 @@ from slurm_health.preflight.session.controller import Controller, Wait
 from slurm_health.preflight.session.course import RoundPlanner
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import phases
-from slurm_health.preflight.session.storage import STORAGE_NODES, STORAGE_PATHS
+from slurm_health.records.probe_catalog import STORAGE_NODES, STORAGE_PATHS
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import (
     AgentsLaunched,
