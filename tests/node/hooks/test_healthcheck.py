@@ -110,7 +110,9 @@ def test_a_check_that_cannot_be_measured_is_no_pass(drained: Node) -> None:
     node = drained
     node.more = "[checks.memory2]\ncheck='memory'\n"
     kept = node.record
-    state.save_record(node.site.state, msgspec.structs.replace(kept, retest=("scratch", "memory2")))
+    state.save(
+        node.site.state, drained=msgspec.structs.replace(kept, retest=("scratch", "memory2"))
+    )
     (node.machine / "proc/meminfo").unlink()
     pass_after_pass(node, 5)
     assert node.state == "IDLE+DRAIN"
@@ -147,7 +149,7 @@ def test_a_release_is_noticed_although_no_check_can_tell_any_more(
     drained: Node, slurm: HookedSlurm
 ) -> None:
     kept = drained.record
-    state.save_record(drained.site.state, msgspec.structs.replace(kept, retest=("gone",)))
+    state.save(drained.site.state, drained=msgspec.structs.replace(kept, retest=("gone",)))
     metrics = drained.directory / "metrics"
     metrics.mkdir()
     drained.more = f'[metrics]\ndirectory = "{metrics}"\n'
@@ -354,7 +356,9 @@ def test_a_node_that_no_health_check_can_return_is_listed_with_the_reason(
     drained: Node, slurm: HookedSlurm, retest: str, words: str
 ) -> None:
     drained.more = "[checks.slow]\ncheck = 'command'\nargv = ['true']\ntime_limit_s = 60\n"
-    state.save_record(drained.site.state, msgspec.structs.replace(drained.record, retest=(retest,)))
+    state.save(
+        drained.site.state, drained=msgspec.structs.replace(drained.record, retest=(retest,))
+    )
     pass_after_pass(drained, 1)
     known = Client.for_hook(drained.environ(), limit_s=30).nodes()
     listed = nodes.text(nodes.listing(drained.site, known, drained.now_s), drained.now_s)

@@ -15,7 +15,7 @@ from slurm_health.node.hooks import user_journal
 from slurm_health.node.hooks.user_journal import JobEnded, Unreadable
 from slurm_health.records.records import VerdictReached
 from slurm_health.records.verdict import Level
-from tests.support.accusing import JOB, UID, Story, journal, judged, lines, started
+from tests.support.accusing import JOB, UID, Story, accusation, journal, judged, lines, started
 
 HOSTILE_TEXTS = {
     "accuses others": lines(started(), VerdictReached(nodes=[judged("n9"), judged("n4")])),
@@ -176,8 +176,6 @@ CASES = int(os.environ.get("ACCUSATION_CASES", "100000"))
 
 def test_no_mutation_of_a_journal_accuses_what_it_should_not() -> None:
     """Whatever comes out is about this node and job."""
-    from slurm_health.node.rules.accusations import from_journal
-
     choice = random.Random(7)
     well = journal(judged("n4"), judged("n3", level=Level.HEALTHY))
     seeds = [well, journal(judged("n9")), journal(job=8), lines(started()), b"", b"\0" * 64]
@@ -185,7 +183,7 @@ def test_no_mutation_of_a_journal_accuses_what_it_should_not() -> None:
         data = bytearray(choice.choice(seeds))
         for _ in range(choice.randint(1, 12)):
             _mutate(data, choice)
-        found = from_journal(bytes(data), node="n3", job=JOB)
+        found = accusation(bytes(data), "n3", JOB)
         if found is not None:
             assert (found.node, found.job) == ("n3", JOB)
             assert found.reason.isprintable()
