@@ -31,12 +31,6 @@ def pass_after_pass(node: Node, count: int, apart_s: float = 61.0) -> None:
         node.healthcheck()
 
 
-def test_on_a_well_node_slurm_is_asked_nothing(node: Node) -> None:
-    for _ in range(3):
-        assert not node.healthcheck()
-    assert node.slurm.calls() == []
-
-
 def test_one_that_begins_while_another_is_at_work_ends_at_once_and_says_so(node: Node) -> None:
     """slurmd starts one at each interval, whether or not the last has ended."""
     node.break_it()
@@ -204,16 +198,6 @@ def test_a_controller_in_trouble_releases_nothing(
     slurm.trouble("")
     pass_after_pass(drained, 1)
     assert drained.state == "IDLE"
-
-
-def test_a_node_given_back_although_it_is_bad_is_drained_anew(
-    drained: Node, slurm: HookedSlurm
-) -> None:
-    slurm.set({"n3": ("IDLE", "")})
-    drained.break_it()
-    pass_after_pass(drained, 1)
-    assert drained.state == "IDLE+DRAIN"
-    assert "it was returned to the pool" in drained.said
 
 
 @pytest.mark.parametrize(

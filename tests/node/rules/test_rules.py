@@ -15,8 +15,8 @@ from slurm_health.node.rules.accusations import NodeMark
 from slurm_health.node.rules.breaker import DrainEntry, DrainLedger, Reservation
 from slurm_health.node.rules.drain_note import DrainNote
 from slurm_health.node.rules.finding import Finding, Status, capped, is_worse, joined
-from slurm_health.node.rules.recovery import BootTime, DrainRecord
-from slurm_health.node.rules.settings import Accusations, Breaker, Recovery, is_pattern, matches
+from slurm_health.node.rules.recovery import BootTime
+from slurm_health.node.rules.settings import Accusations, Breaker, is_pattern, matches
 from slurm_health.records.nodeset import expand, fold
 from slurm_health.records.probe_catalog import BUILT_IN, Metric
 from slurm_health.records.record_codec import encode
@@ -197,21 +197,6 @@ def test_marks_that_are_not_kept_would_not_have_counted(
     assert accusations.quorum_reached(known, settings) == accusations.quorum_reached(
         [*every.values()], settings
     )
-
-
-@given(st.lists(st.tuples(st.booleans(), st.floats(0, 500)), max_size=40))
-def test_a_node_is_due_only_after_that_many_passes_in_a_row(
-    story: list[tuple[bool, float]],
-) -> None:
-    settings = Recovery(passes=3, apart_s=60)
-    record = DrainRecord(node="n1", reason="r", retest=("a",), time_s=0.0)
-    now_s, row = 0.0, 0
-    for passes, later_s in story:
-        now_s += later_s
-        record = recovery.after_test(record, all_passed=passes, now_s=now_s, settings=settings)
-        row = row + 1 if passes else 0
-        assert record.passes <= row
-        assert not recovery.is_due(record, settings) or row >= 3
 
 
 @pytest.mark.parametrize(
