@@ -76,7 +76,7 @@ def test_a_node_that_a_step_keeps_busy_is_not_late_with_its_health_check(
 
     assert (busy.silent, busy.overdue) == (["n2"], [])
     assert (over.silent, over.overdue) == (["n1", "n2", "n3"], ["n1", "n3"])
-    assert "repair: n1: test, 120 min ago: not over in time" in nodes.text(over, now_s + 7201)
+    assert "repair: n1: test, 2 h ago: not over in time" in nodes.text(over, now_s + 7201)
     assert over.needs_administrator
 
 
