@@ -99,24 +99,21 @@ def _accused(hook: Hook) -> Cause | None:
     from slurm_health.node.hooks import partners
     from slurm_health.node.rules.accusations import effective
 
-    accusation = effective(accused)
-    if partners.is_of_sweep(hook.site, ended.uid):
-        if accusation is None:
-            _delete_marks(hook)
-            return None
-        confirmed = _confirmed(hook, ended, accusation)
-        if confirmed is not None or accusation.slow:
-            return confirmed
-        return _unconfirmed(ended, "sweep", accusation.text)
+    accusation, is_sweep = effective(accused), partners.is_of_sweep(hook.site, ended.uid)
     if accusation is None:
+        if is_sweep:
+            _delete_marks(hook)
         return None
-    what = "calls this node slow" if accusation.slow else "accuses this node"
-    hook.log.warning(f"user {ended.uid} {what}: {accusation.text}")
-    if hook.site.accusations.policy is AccusationPolicy.NEVER:
-        return None
-    confirmed = _confirmed(hook, ended, accusation)
+    if not is_sweep:
+        what = "calls this node slow" if accusation.slow else "accuses this node"
+        hook.log.warning(f"user {ended.uid} {what}: {accusation.text}")
+        if hook.site.accusations.policy is AccusationPolicy.NEVER:
+            return None
+    confirmed = _confirmed(hook, accusation, apart_s=0.0 if is_sweep else _APART_S)
     if confirmed is not None or accusation.slow:
         return confirmed
+    if is_sweep:
+        return _unconfirmed(ended, "sweep", accusation.text)
     cause = _marked(hook, ended, accusation)
     if hook.site.sweep.user:
         request = partners.Request(
@@ -144,7 +141,7 @@ def _with_start(hook: Hook, ended: JobEnded) -> JobEnded:
     return msgspec.structs.replace(ended, start_s=start_s) if known else ended
 
 
-def _confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None:
+def _confirmed(hook: Hook, accusation: Accusation, *, apart_s: float) -> Cause | None:
     """Test this node here and now, as root; return the faults as a cause, None for no fault."""
     # The job's check does not know why a node is slow: a starved processor slows its network down.
     component = "node" if accusation.slow else accusation.component
@@ -153,9 +150,6 @@ def _confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | N
     if not checks:
         hook.log.info(f"not confirmed: no check tests {component}")
         return None
-    from slurm_health.node.hooks.partners import is_of_sweep
-
-    apart_s = 0.0 if is_of_sweep(hook.site, ended.uid) else _APART_S
     with reserve_test(hook.site.state, hook.context.now_s, apart_s=apart_s) as why_not:
         if why_not:
             hook.log.warning(f"not tested: {why_not}")
