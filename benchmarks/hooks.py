@@ -33,7 +33,7 @@ BOTH = {
     "memory": "min_total_gib = 0.1",
     "swap": "",
     "cpus": "min_online = 1",
-    "load": "",
+    "load": "max_per_cpu = 999",
     "root": 'check = "filesystem"\npath = "/"\nwritable = true',
     "shm": 'check = "filesystem"\npath = "/dev/shm"',
     "room": 'check = "filesystem"\npath = "/"\nmin_available_percent = 1',

@@ -47,8 +47,8 @@ def test_an_empty_machine_gives_a_draft_too(tmp_path: Path) -> None:
     from slurm_health.node.checks.check import CheckContext
 
     text, left_out = draft(CheckContext(root=tmp_path), node="n1", shared="")
-    assert site.load(write_site(tmp_path / "etc", text)).named("cpu-speed") is None
-    assert any(each.startswith("cpu-speed, tested when") for each in left_out)
+    assert site.load(write_site(tmp_path / "etc", text)).named("memory") is None
+    assert any(each.startswith("Memory: left out") for each in left_out)
     assert all(f"# {each}\n" in text for each in left_out)
 
 

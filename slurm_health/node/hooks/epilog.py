@@ -20,7 +20,7 @@ from slurm_health.node.hooks.user_journal import (
     append_held,
     job_of,
 )
-from slurm_health.node.rules.finding import WELL, node_faults
+from slurm_health.node.rules.finding import Status, is_worse, node_faults
 from slurm_health.node.rules.settings import AccusationPolicy
 from slurm_health.node.run import confirming
 from slurm_health.node.state import load_slurm
@@ -49,11 +49,11 @@ def run(hook: Hook) -> bool:
 def _record_left(hook: Hook) -> None:
     """Record processes of the job that cannot be ended, on the node and in the job's journal.
 
-    Where the checks have nothing to report and no hook has seen any, nothing is read.
+    If no check reports more than a warning, and no hook has seen any, nothing is read.
     """
     site, job = hook.site, number(hook.environ, "SLURM_JOB_ID", 0)
     before = load_slurm(site.state, hook.node)
-    suspicious = any(result.status not in WELL for result in hook.results)
+    suspicious = any(is_worse(result.status, Status.WARN) for result in hook.results)
     if site.recovery.slurm_drains == "off" or not job:
         return
     if not suspicious and (before is None or before.job != job):
