@@ -159,7 +159,9 @@ def listing(
         overdue=[
             attempt.node
             for attempt in repairs
-            if attempt.outcome is Outcome.BEGUN and now_s >= attempt.until_s
+            if attempt.outcome is Outcome.BEGUN
+            and now_s >= attempt.until_s
+            and (attempt.node not in checked or checked[attempt.node].time_s < attempt.until_s)
         ],
         ignored={n: ignored for n, ignored in ledger.ignored.items() if ignored.until_s > now_s},
         troubles=troubles,
