@@ -186,10 +186,10 @@ SCENARIOS = (
     ),
     Scenario(
         "a node is rebooted, and comes back or not",
-        "returned after passes; one that is not back is reported by another",
+        "returned after passes; one that is not back is listed, exit 1",
         (
             f"{_HOOKS}kernel_log_retest.py::test_after_a_reboot_three_passes_return_it",
-            f"{_HOOKS}repair.py::test_a_node_that_is_not_back_is_reported_by_another",
+            f"{_HOOKS}repair.py::test_a_node_that_a_step_keeps_busy_is_not_late_with_its_health_check",
             f"{_LAB}repair.py",
         ),
     ),

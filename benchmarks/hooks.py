@@ -3,6 +3,7 @@
 
     python -m benchmarks.hooks                     the table
     python -m benchmarks.hooks --nhc DIRECTORY     with NHC's source tree: the checks that both have
+    python -m benchmarks.hooks --slurm-drains      what [recovery] slurm_drains adds if all is well
 
 Each line is the fastest, the median and the slowest of several runs of a whole process, as slurmd
 starts it. The cases take turns, so that other load on the machine affects all of them. NHC runs
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +33,7 @@ BOTH = {
     "memory": "min_total_gib = 0.1",
     "swap": "",
     "cpus": "min_online = 1",
-    "load": "",
+    "load": "max_per_cpu = 999",
     "root": 'check = "filesystem"\npath = "/"\nwritable = true',
     "shm": 'check = "filesystem"\npath = "/dev/shm"',
     "room": 'check = "filesystem"\npath = "/"\nmin_available_percent = 1',
@@ -46,9 +47,9 @@ BOTH = {
 }
 _MORE = {
     "shells": 'check = "file"\npath = "/etc/shells"',
-    "uninterruptible": "",
+    "services": 'check = "file"\npath = "/etc/services"',
     "clocksource": "",
-    "clock": "synchronised = false",
+    "protocols": 'check = "file"\npath = "/etc/protocols"',
     "profile": 'check = "file"\npath = "/etc/profile"',
     "kernel-log": 'fault = ["^no such line"]\nwarn = []',
 }
@@ -83,10 +84,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--nhc", type=Path)
     parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--slurm-drains", action="store_true")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        rows = measure(Path(directory), options.runs, options.nhc)
     headers = ("", "quickest ms", "median ms", "slowest ms", "CPU ms", "MB", "target ms")
+    with tempfile.TemporaryDirectory() as directory:
+        if options.slurm_drains:
+            headers = ("", "off ms", "more ms", "CPU off ms", "CPU more ms", "target ms", "")
+            rows = slurm_drains(Path(directory), options.runs)
+        else:
+            rows = measure(Path(directory), options.runs, options.nhc)
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors, {options.runs} runs")
     print(tabulate(rows, headers=headers))
 
@@ -116,10 +122,57 @@ def measure(directory: Path, runs: int, nhc: Path | None) -> list[tuple[object, 
     return [(name, *summary(took[name][1:]), target) for name, _, target in cases]
 
 
-def tables(checks: dict[str, str]) -> str:
+def slurm_drains(directory: Path, runs: int) -> list[tuple[object, ...]]:
+    """Return a row for each hook and setting: how much more a run takes than the one with `off`.
+
+    The medians of pairs: in each turn every hook runs with every setting, in changing order. No
+    node looks at all nodes here, as all but one a minute do not.
+    """
+    settings, hooks = ("off", "explain", "lift"), ("prolog", "epilog", "healthcheck")
+    look = directory / "shared" / "slurm.look"
+    look.mkdir(mode=0o755, parents=True)
+    sites = {
+        setting: site(
+            directory / setting,
+            f'[breaker]\ndirectory = "{look.parent}"\n[recovery]\nslurm_drains = "{setting}"\n'
+            + tables(BOTH | _MORE, '["prolog", "epilog", "healthcheck"]'),
+        )
+        for setting in settings
+    }
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "1", "SLURM_CLUSTER_NAME": "bench"}
+    took: dict[tuple[str, str], list[Run]] = {}
+    for turn in range(runs + 1):
+        look.touch()
+        for hook in hooks:
+            for setting in settings[turn % 3 :] + settings[: turn % 3]:
+                environ = {} if hook == "healthcheck" else job
+                run = timed(hook_argv(hook, sites[setting]), environ)
+                took.setdefault((hook, setting), []).append(run)
+    rows: list[tuple[object, ...]] = []
+    for hook in hooks:
+        off = took[hook, "off"][1:]
+        for setting in settings[1:]:
+            pairs = list(zip(took[hook, setting][1:], off, strict=True))
+            more = statistics.quantiles((a.elapsed_ms - b.elapsed_ms for a, b in pairs), n=4)
+            cpu_ms = statistics.median(a.cpu_ms - b.cpu_ms for a, b in pairs)
+            rows.append(
+                (
+                    f"{hook}, {setting}",
+                    f"{statistics.median(run.elapsed_ms for run in off):.1f}",
+                    f"{more[1]:+.1f}",
+                    f"{statistics.median(run.cpu_ms for run in off):.1f}",
+                    f"{cpu_ms:+.1f}",
+                    5,
+                    f"half of the pairs from {more[0]:+.1f} to {more[2]:+.1f}",
+                )
+            )
+    return rows
+
+
+def tables(checks: dict[str, str], contexts: str = '["prolog", "healthcheck"]') -> str:
     """Return the tables of some checks."""
-    contexts = 'contexts = ["prolog", "healthcheck"]'
-    return "".join(f"[checks.{name}]\n{contexts}\n{text}\n" for name, text in checks.items())
+    keys = f"contexts = {contexts}"
+    return "".join(f"[checks.{name}]\n{keys}\n{text}\n" for name, text in checks.items())
 
 
 def site(directory: Path, text: str) -> Path:
@@ -145,9 +198,9 @@ def nhc_argv(directory: Path, nhc: Path) -> list[str]:
     return ["bash", str(nhc / "nhc"), "-c", str(conf), *settings]
 
 
-def timed(argv: Sequence[str]) -> Run:
+def timed(argv: Sequence[str], more: Mapping[str, str] | None = None) -> Run:
     """Run a whole process once."""
-    environ = {**_ENVIRON, "HOME": os.environ.get("HOME", "/")}
+    environ = {**_ENVIRON, "HOME": os.environ.get("HOME", "/"), **(more or {})}
     began = time.perf_counter()
     process = subprocess.Popen(
         argv, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from slurm_health.fleet import answers
 from slurm_health.fleet.index import opened
 from slurm_health.node import site as site_file
-from slurm_health.node.rules.accusations import from_journal
 from slurm_health.preflight import config
 from slurm_health.preflight.master.run_check import make_localizer
 from slurm_health.preflight.options import FOR_JOB, MAGIC, given_in, given_in_script, job_spec
@@ -42,6 +41,7 @@ from slurm_health.report.story import RunEntries
 from slurm_health.report.text import job_text
 from tests.strategies import random_record
 from tests.support import accusing
+from tests.support.accusing import accusation
 from tests.support.sites import write_site
 
 DATA = Path(__file__).parent / "data"
@@ -113,7 +113,7 @@ RECORDS = random_cases(lambda random: [random_record(random) for _ in range(rand
 
 @given(damaged(JOURNALS, ODD + FIELDS))
 def test_a_damaged_journal_accuses_only_whom_its_verdict_names(data: bytes) -> None:
-    found = from_journal(data, node=NODE, job=JOB)
+    found = accusation(data, NODE, JOB)
     assert found is None or (found.node, found.job) == (NODE, JOB)
 
 

@@ -82,9 +82,6 @@ def check_context(context: str, site: Site) -> CheckContext:
 
 @click.command()
 @click.option("--explain", is_flag=True, help="Run nothing; say what would run here, and why.")
-@click.option(
-    "--act", is_flag=True, help="Drain and return to service, as HealthCheckProgram does."
-)
 @json_option
 @click.option(
     "--context",
@@ -95,40 +92,23 @@ def check_context(context: str, site: Site) -> CheckContext:
     help="Run the checks of the prolog, epilog, healthcheck or retest.",
 )
 @config_option
-def healthcheck(explain: bool, act: bool, as_json: bool, context: str, config: str | None) -> int:
+def healthcheck(explain: bool, as_json: bool, context: str, config: str | None) -> int:
     """Run the checks that are configured for this node and print what they find.
 
-    Nothing is drained or returned to service without --act. Exits 0 if the node is healthy, 1 for
-    a proven fault, 3 if something could not be measured or, with --act, if another health check
-    is running.
+    Nothing is drained or returned to service; HealthCheckProgram does that. Exits 0 if the node is
+    healthy, 1 for a proven fault, 3 if something could not be measured.
     """
-    if act and explain:
-        raise click.UsageError("--explain runs nothing: leave out --act")
-    if act and context != "healthcheck":
-        raise click.UsageError(
-            f"--act does what HealthCheckProgram does: leave out --context {context}"
-        )
     from slurm_health.node.hooks import explain as texts
     from slurm_health.node.run import chosen, node_name, run_checks
 
-    site = load_site(config)
-    if act:
-        from slurm_health.node.hooks import healthcheck as hook
-        from slurm_health.node.hooks.__main__ import frame
-
-        this = frame("healthcheck", site, os.environ)
-        hook.run(this)
-        if this.not_checked:  # its log has said why; a launcher that asks learns of no pass
-            return ExitCode.INCONCLUSIVE
-        results, text = this.results, ""
-    else:
-        node, partition = node_name(os.environ), os.environ.get("SLURM_JOB_PARTITION")
-        if explain:
-            print_result(texts.explain(site, node, partition))
-            return ExitCode.HEALTHY
-        checks = chosen(site.planned, context, node, partition)
-        results = run_checks(checks, check_context(context, site))
-        text = texts.results_text(results)
+    site, node = load_site(config), node_name(os.environ)
+    partition = os.environ.get("SLURM_JOB_PARTITION")
+    if explain:
+        print_result(texts.explain(site, node, partition))
+        return ExitCode.HEALTHY
+    checks = chosen(site.planned, context, node, partition)
+    results = run_checks(checks, check_context(context, site))
+    text = texts.results_text(results)
     print_answer(results, text, as_json=as_json)
     return exit_code_of(results)
 

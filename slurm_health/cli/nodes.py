@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slurm_health.cli.hooks import check_context, load_site, site_if_any
+from slurm_health.cli.hooks import load_site, site_if_any
 from slurm_health.cli.options import age, config_option, json_option
 from slurm_health.cli.output import print_answer, print_result
 from slurm_health.records.errors import ExitCode
@@ -70,16 +70,13 @@ def release(config: str | None, names: tuple[str, ...]) -> int:
     """Return nodes that slurm-health has drained to service.
 
     Their marks are deleted. A node that others have drained stays as it is. One that is still
-    faulty is returned all the same, with a warning: on the node itself by its checks, which run
-    first, elsewhere by its last health check.
+    faulty by its last health check is returned all the same, with a warning.
     """
     from slurm_health.node.hooks import nodes as listing
     from slurm_health.node.hooks.healthcheck import LAST_CHECKS
-    from slurm_health.node.run import node_name
 
     site = load_site(config)
-    checked, here = LAST_CHECKS.load(site.breaker), node_name(os.environ)
-    doubts = listing.doubts(site, names, checked, here, check_context("retest", site))
+    doubts = listing.doubts(names, LAST_CHECKS.load(site.breaker), time.time())
     came = listing.release(site, names, _slurm(), doubts)
     print_result("".join(f"{name}: {text}\n" for name, text in came.items()))
     for name, text in came.items():

@@ -14,6 +14,8 @@ An error of a hook ends in exit code 0: a node that could not be measured stays 
     state           the record of a node's own drain
     held            processes that outlive a job, and what they wait for
     drain           takes a node out of the pool, and returns it
+    log             the log of a hook
+    hook            what prolog, epilog and health check share
     repair          resets, reboots and tests a node as far as its site allows
     slurm_drains    drains that Slurm sets by itself: explained, and lifted if that is safe
     hooks           prolog, epilog, health check, and the administrators' commands

@@ -13,7 +13,7 @@ import contextlib
 import re
 import time
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
@@ -32,10 +32,9 @@ from slurm_health.node.shared import StoreSilent, StoreUnusable
 from slurm_health.node.site import Site
 from slurm_health.node.state import (
     AGAIN_LIMIT_S,
-    delete_record,
     drain_lock,
     load_record,
-    save_record,
+    save,
 )
 from slurm_health.records.errors import SlurmCommandError, SlurmError, SlurmTimeoutError
 from slurm_health.records.text import counted
@@ -305,7 +304,7 @@ class _Draining:
             if reserved.why_not:
                 problem = undrain(self._controller, nodes[self._node])
                 if not problem and self._state is not None:
-                    delete_record(self._state)
+                    save(self._state, drained=None)
                 lifted = f"lifted again: {reserved.why_not}"
                 return _not_drained(f"could not be {lifted}: {problem}" if problem else lifted)
         except SlurmError as err:
@@ -392,7 +391,7 @@ class _Draining:
 
     def _save(self, record: DrainRecord) -> str:
         """Save a record on the node; return a remark for the log if that fails."""
-        if self._state is None or save_record(self._state, record):
+        if self._state is None or save(self._state, drained=record):
             return ""
         return f" (no record in {self._state}: it will not be released by itself)"
 
@@ -445,27 +444,22 @@ def _not_drained(why: str) -> DrainResult:
 
 def release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
     """Resume this node if it is as we drained it; return the outcome for the log."""
-    try:
-        with drain_lock(site.state, AGAIN_LIMIT_S):
-            current = load_record(site.state)
-            if current is None or current.reason != kept.reason:
-                return "not released: it was drained again meanwhile"
-            now = controller.node(kept.node)
-            if not now.drained or drain_note.unsigned(now.reason) != kept.reason:
-                delete_record(site.state)
-                return (
-                    f"another process changed the drain: {now.state}: {now.reason or '(no reason)'}"
-                )
-            if not now.releasable:
-                # Ask again after as many passes, not every time.
-                save_record(site.state, msgspec.structs.replace(kept, passes=0))
-                return f"not released: it is {now.state}"
-            problem = undrain(controller, now)
-            if problem:
-                return f"not released: {problem}"
-            delete_record(site.state)
-    except (SlurmError, StoreUnusable) as err:
-        return f"not released: {err}"
+
+    def why_not(now: Node) -> str:
+        current = load_record(site.state)
+        if current is None or current.reason != kept.reason:
+            return "it was drained again meanwhile"
+        if not now.drained or drain_note.unsigned(now.reason) != kept.reason:
+            save(site.state, drained=None)
+            return f"another process changed the drain: {now.state}: {now.reason or '(no reason)'}"
+        if not now.releasable:
+            # Ask again after as many passes, not every time.
+            save(site.state, drained=msgspec.structs.replace(kept, passes=0))
+            return f"it is {now.state}"
+        return ""
+
+    if problem := lift(site, kept.node, controller, why_not):
+        return f"not released: {problem}"
     after = ", ".join(kept.retest) or "the test of [repair]"
     passes = f"{kept.passes} {'pass' if kept.passes == 1 else 'passes'} of "
     text = f"released after {passes if kept.retest else ''}{after}"
@@ -475,14 +469,40 @@ def release_own(site: Site, kept: DrainRecord, controller: Client) -> str:
     return text
 
 
-def undrain(controller: Client, now: Node) -> str:
-    """Lift one drain and verify that it is lifted; return what went wrong, empty for nothing."""
+def lift(
+    site: Site,
+    node: str,
+    controller: Client,
+    why_not: Callable[[Node], str],
+    **changes: object,
+) -> str:
+    """Return this node to service; return what went wrong, empty for nothing.
+
+    `why_not` decides by the node as Slurm shows it now, while no other hook of this node drains or
+    releases it; `changes` are those of its state, beside the end of its drain.
+    """
     try:
-        controller.undrain(now.name)
+        with drain_lock(site.state, AGAIN_LIMIT_S):
+            now = controller.node(node)
+            problem = why_not(now) or undrain(controller, now)
+            if not problem:
+                save(site.state, drained=None, **changes)
+    except (SlurmError, StoreUnusable) as err:
+        return str(err)
+    return problem
+
+
+def undrain(controller: Client, now: Node) -> str:
+    """Return a node to service, and verify that; return what went wrong, empty for nothing."""
+    try:
+        if now.drained:
+            controller.undrain(now.name)
+        else:
+            controller.resume(now.name)
         after = controller.node(now.name)
     except SlurmError as err:
         return str(err)
-    return f"it is still {after.state}" if after.drained else ""
+    return f"it is still {after.state}" if after.drained or "DOWN" in after.states else ""
 
 
 def count_return(site: Site, node: str) -> None:

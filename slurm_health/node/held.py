@@ -51,7 +51,7 @@ _WAITS = {
 }
 _GENERIC = re.compile(r"_*(io_)?schedule|wait_on_|wait_for_|do_syscall|entry_|__x64|request_wait")
 # Not a place where files are.
-_NO_FILES = frozenset({"fusectl", "nfsd", "rpc_pipefs", "autofs"})
+_NO_FILES = frozenset({"fusectl", "nfsd"})
 
 
 class _Process(msgspec.Struct, frozen=True):
@@ -89,10 +89,9 @@ def left_by(job: int, *, patience: float = 1.0, root: Path = Path("/proc")) -> L
     calm = [p for p in others if processes[p].stat.state != "D" and not processes[p].killed]
     single = [pid for pid in others if pid not in calm]
     together = run_one(partial(_identities, root, names, calm), patience * _READ_S)
-    ranks: dict[int, int] = {}
-    owners: dict[int, tuple[int, int]] = {}
+    owners: dict[int, int] = {}
     if isinstance(together, Answered):
-        owners = from_msgpack(together.data, dict[int, tuple[int, int]])
+        owners = from_msgpack(together.data, dict[int, int])
     else:
         single += calm
     asked = single[:_MOST_ASKED]
@@ -100,15 +99,12 @@ def left_by(job: int, *, patience: float = 1.0, root: Path = Path("/proc")) -> L
     unread = len(single) - len(asked)
     for pid, answer in run_all(work).items():
         if isinstance(answer, Answered):
-            owners |= from_msgpack(answer.data, dict[int, tuple[int, int]])
+            owners |= from_msgpack(answer.data, dict[int, int])
         elif processes[pid].killed:
             mine.add(pid)
         else:
             unread += 1
-    for pid, (owner, rank) in owners.items():
-        if owner and job in (0, owner):
-            mine.add(pid)
-            ranks[pid] = rank
+    mine |= {pid for pid, owner in owners.items() if owner and job in (0, owner)}
     groups = {processes[pid].stat.group for pid in mine} - {0}
     mine |= {pid for pid in others if processes[pid].stat.group in groups}
     mine |= {pid for pid in others if processes[pid].stat.parent in mine}
@@ -121,7 +117,7 @@ def left_by(job: int, *, patience: float = 1.0, root: Path = Path("/proc")) -> L
     ends = {pid: not (processes[pid].killed and processes[pid].stat.state == "D") for pid in mine}
     chosen = sorted(mine, key=lambda pid: (ends[pid], pid))[:_MOST_HELD]
     return Left(
-        processes=_described(root, [processes[pid] for pid in chosen], ranks),
+        processes=_described(root, [processes[pid] for pid in chosen]),
         unread=f"some processes could not be read ({unread})" if unread else "",
     )
 
@@ -173,30 +169,25 @@ def _strangers(processes: Mapping[int, _Process]) -> list[int]:
 
 
 def _identities(root: Path, names: Mapping[int, str], pids: Iterable[int]) -> bytes:
-    """Read the jobs of processes, 0 for none, and their ranks, -1 for none."""
-    owners: dict[int, tuple[int, int]] = {}
+    """Read the jobs of processes, 0 for none."""
+    owners: dict[int, int] = {}
     for pid in pids:
         process = root / str(pid)
         with contextlib.suppress(OSError):  # it has ended
             if names[pid] == "slurmstepd":
                 title = (process / "cmdline").read_bytes().decode(errors="replace")
                 match = re.search(r"\[(\d+)\.", title)
-                owners[pid] = (int(match[1]) if match else 0, -1)
+                owners[pid] = int(match[1]) if match else 0
                 continue
             environ = proc.environ_of(process)
-            rank = whole_number(environ.get("SLURM_PROCID", ""))
-            job = whole_number(environ.get("SLURM_JOB_ID", "")) or 0
-            owners[pid] = (job, -1 if rank is None else rank)
+            owners[pid] = whole_number(environ.get("SLURM_JOB_ID", "")) or 0
     return msgspec.msgpack.encode(owners)
 
 
-def _described(
-    root: Path, chosen: list[_Process], ranks: Mapping[int, int]
-) -> tuple[HeldProcess, ...]:
+def _described(root: Path, chosen: list[_Process]) -> tuple[HeldProcess, ...]:
     """Return what each process waits for and holds."""
     work: dict[int, tuple[Callable[[], bytes], float]] = {
-        one.stat.pid: (partial(_detail, root, one, ranks.get(one.stat.pid, -1)), _READ_S)
-        for one in chosen
+        one.stat.pid: (partial(_detail, root, one), _READ_S) for one in chosen
     }
     if chosen:  # 0 is no process: the GPUs
         work[0] = (lambda: msgspec.msgpack.encode(read_gpus()), _LIST_S)
@@ -209,7 +200,7 @@ def _described(
         detail = (
             from_msgpack(outcome.data, HeldProcess)
             if isinstance(outcome, Answered)
-            else _plain(one, ranks.get(pid, -1))
+            else _plain(one)
         )
         used = [device for device in devices if pid in (device.processes or ())]
         detail = msgspec.structs.replace(
@@ -224,7 +215,7 @@ def _described(
     return tuple(held)
 
 
-def _plain(one: _Process, rank: int) -> HeldProcess:
+def _plain(one: _Process) -> HeldProcess:
     return HeldProcess(
         pid=one.stat.pid,
         start_ticks=one.stat.start_ticks,
@@ -232,11 +223,10 @@ def _plain(one: _Process, rank: int) -> HeldProcess:
         uid=one.uid,
         state=one.stat.state,
         killed=one.killed,
-        rank=rank,
     )
 
 
-def _detail(root: Path, one: _Process, rank: int) -> bytes:
+def _detail(root: Path, one: _Process) -> bytes:
     """Read where a process waits in the kernel. What is closed to this user stays empty."""
     process = root / str(one.stat.pid)
     frames = [re.sub(r"^\[<\S+>\] |\+0x.*$", "", line) for line in _lines(process / "stack")]
@@ -252,7 +242,7 @@ def _detail(root: Path, one: _Process, rank: int) -> bytes:
     if len(words) > 1 and words[1].startswith("0x"):
         with contextlib.suppress(OSError, ValueError):
             file = str((process / "fd" / str(int(words[1], 16))).readlink())  # opens nothing
-    plain = _plain(one, rank)
+    plain = _plain(one)
     detail = msgspec.structs.replace(
         plain,
         state="F" if _is_frozen(process) else plain.state,
@@ -283,28 +273,21 @@ def _lines(path: Path) -> list[str]:
     return []
 
 
-def _mounts_waited_for(process: Path, kind: str, file: str) -> Iterator[Resource]:
-    """Yield the mount of the open file, else those of the type that the kernel waits for."""
+def _mounts_waited_for(process: Path, kind: str, file: str) -> list[Resource]:
+    """Return the mount of the open file, else those of the type that the kernel waits for."""
     if not kind:
-        return
-    mounts = [mount for mount in mounts_in(process / "mountinfo") if mount.kind.startswith(kind)]
+        return []
+    mounts = {
+        point: Resource(name=point, kind=mount.kind, source=mount.source)
+        for point, mount in proc.mounted(process / "mounts").items()
+        if mount.kind.startswith(kind) and mount.kind not in _NO_FILES
+    }
     if not file:
         with contextlib.suppress(OSError):
             file = str((process / "cwd").readlink())
-    below = [m for m in mounts if file == m.name or file.startswith(m.name.rstrip("/") + "/")]
-    yield from [max(below, key=lambda mount: len(mount.name))] if below else mounts[:4]
-
-
-def mounts_in(mountinfo: Path) -> list[Resource]:
-    """Return the mounts of a process, without those that hold no files."""
-    mounts = []
-    for line in _lines(mountinfo):
-        mounted, _, filesystem = line.partition(" - ")
-        words, kind = mounted.split(), filesystem.split()
-        if len(words) > 4 and len(kind) > 1 and kind[0] not in _NO_FILES:
-            point = proc.unescaped(words[4])
-            mounts.append(Resource(name=point, kind=kind[0], source=kind[1], device=words[2]))
-    return mounts
+    above = (str(place) for place in (Path(file), *Path(file).parents))
+    point = next((place for place in above if place in mounts), None)
+    return list(mounts.values())[:4] if point is None else [mounts[point]]
 
 
 # --- whether it is over --------------------------------------------------------------------------
@@ -321,27 +304,31 @@ def alive(held: Iterable[HeldProcess], root: Path = Path("/proc")) -> list[HeldP
 
 
 def silent(state: Path, resources: Iterable[Resource]) -> dict[str, str]:
-    """Return why resources do not answer, by their words. A mount that is gone holds nobody up."""
+    """Return why resources do not answer, by their words. A mount that is gone holds nobody up.
+
+    A job in a container may see a mount elsewhere than this process does.
+    """
     trouble: dict[str, str] = {}
-    mounts = mounts_in(Path("/proc/self/mountinfo"))
-    here = {key: mount for mount in mounts for key in (mount.name, mount.device)}
+    mounts = proc.mounted()
     for item in resources:
-        mount = here.get(item.device) or here.get(item.name) if item.device else None
-        if mount is not None and (why := _mount_trouble(state, mount)):
+        points = [p for p, m in mounts.items() if (m.kind, m.source) == (item.kind, item.source)]
+        if points:
+            why = _mount_trouble(state, item.name if item.name in points else points[0])
+        else:
+            why = "" if item.gpu is None else _gpu_trouble(state, item.gpu)
+        if why:
             trouble[item.text] = why
-        elif item.gpu is not None and (why := _gpu_trouble(state, item.gpu)):
-            trouble[item.name] = why
     return trouble
 
 
-def _mount_trouble(state: Path, mount: Resource) -> str:
+def _mount_trouble(state: Path, point: str) -> str:
     def work() -> bytes:
-        os.statvfs(mount.name)
+        os.statvfs(point)
         with contextlib.suppress(FileNotFoundError, PermissionError):
-            os.stat(f"{mount.name}/.slurm-health.{os.urandom(8).hex()}")  # noqa: PTH116 - no cache
+            os.stat(f"{point}/.slurm-health.{os.urandom(8).hex()}")  # noqa: PTH116 - no cache
         return b""
 
-    match run_guarded(state, f"mount {mount.device}", work, _ANSWER_S):
+    match run_guarded(state, f"mount {point.replace('/', '-')}", work, _ANSWER_S):
         case Answered():
             return ""
         case Broke(reason=reason):

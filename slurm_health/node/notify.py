@@ -12,7 +12,6 @@ import contextlib
 import os
 import stat
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
@@ -23,12 +22,11 @@ from slurm_health.node.rules.settings import Notify
 from slurm_health.node.site import Site
 from slurm_health.records.decoding import from_json
 from slurm_health.records.text import cut, one_line
-from slurm_health.system import SYSTEM_PATH, processes
+from slurm_health.system import processes
 from slurm_health.system.killable import Answered, Broke, Hung, run_one
 from slurm_health.system.telemetry import send_line
 
 _TEXT, _EVIDENCE, _LINES = 600, 100, 30
-_ANSWER_BYTES, _SHOWN = 4096, 200
 
 
 class EventKind(Enum):
@@ -78,10 +76,6 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True):
     event: NodeEvent
 
 
-class NotSent(Exception):
-    """An event did not arrive; the text says why."""
-
-
 def send(site: Site, event: NodeEvent) -> None:
     """Start a process that sends an event, if the site wants any, without waiting for it."""
     if not (site.notify.command or site.notify.urls):
@@ -98,40 +92,18 @@ def send(site: Site, event: NodeEvent) -> None:
 
 def send_and_wait(settings: Notify, event: NodeEvent) -> list[tuple[str, str]]:
     """Send an event; return the command and the URLs, with the reason of a failure or empty."""
-    ways: list[tuple[str, Callable[[], None]]] = []
-    if settings.command:
-        ways.append((settings.command[0], lambda: _run_command(settings, event)))
-    if settings.urls:
-        ways.append((f"{len(settings.urls)} in urls", lambda: _send_to_urls(settings, event)))
     results = []
-    for name, work in ways:
+    if settings.command:
+        problem = ""
         try:
-            work()
-        except NotSent as err:
-            results.append((name, str(err)))
-        else:
-            results.append((name, ""))
+            stdin = document(event, settings.cluster)
+            processes.run_for_site(settings.command, settings.limit_s, stdin=stdin)
+        except processes.CommandFailed as err:
+            problem = str(err)
+        results.append((settings.command[0], problem))
+    if settings.urls:
+        results.append((f"{len(settings.urls)} in urls", _send_to_urls(settings, event)))
     return results
-
-
-def _run_command(settings: Notify, event: NodeEvent) -> None:
-    program = settings.command[0]
-    try:
-        ended = processes.run(
-            settings.command,
-            environ={"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8", "HOME": "/root"},
-            deadline_s=settings.limit_s,
-            stdin=document(event, settings.cluster),
-            last_bytes=_ANSWER_BYTES,
-        )
-    except TimeoutError:
-        raise NotSent(f"{program} did not end within {settings.limit_s:g} s") from None
-    except OSError as err:
-        raise NotSent(f"{program} cannot be run: {err.strerror}") from err
-    if ended.returncode:
-        output = one_line((ended.stderr or ended.stdout).decode(errors="replace"))
-        shown = f": {cut(output, _SHOWN)}" if output else ""
-        raise NotSent(f"{program} exited with code {ended.returncode}{shown}")
 
 
 def document(event: NodeEvent, cluster: str) -> bytes:
@@ -151,46 +123,46 @@ def document(event: NodeEvent, cluster: str) -> bytes:
     return msgspec.json.encode(fields) + b"\n"
 
 
-def _send_to_urls(settings: Notify, event: NodeEvent) -> None:
-    """Send by apprise, in a child: its services have time limits of their own, or none."""
+def _send_to_urls(settings: Notify, event: NodeEvent) -> str:
+    """Send by apprise; return why it did not arrive, empty if it did.
+
+    A child does it: apprise's services have time limits of their own, or none.
+    """
 
     def work() -> bytes:
         try:
             import apprise  # an extra
         except ImportError:
             problem = f"urls needs apprise, which {sys.executable} does not have"
-            raise NotSent(f"{problem}: pip install 'slurm-health[notify]'") from None
+            return f"{problem}: pip install 'slurm-health[notify]'".encode()
         urls: list[str] = []
         for entry in settings.urls:
             if not entry.startswith("/"):
                 urls.append(entry)
                 continue
             if problem := file_problem(entry):
-                raise NotSent(problem)
+                return problem.encode()
             lines = Path(entry).read_text(encoding="utf-8", errors="replace").splitlines()
             urls += [line.strip() for line in lines if line.strip() and line.lstrip()[0] != "#"]
         sender = apprise.Apprise()
         for number, url in enumerate(urls, 1):
             if not sender.add(url):
-                raise NotSent(f"apprise does not know URL {number} of urls")
+                return f"apprise does not know URL {number} of urls".encode()
         sent = sender.notify(
             title=_summary(event, settings.cluster),
             body="\n".join([event.text, *event.evidence]),
             body_format=apprise.NotifyFormat.TEXT,
         )
-        if not sent:
-            raise NotSent(
-                "not every URL of urls accepted it: slurm-health doctor --test-notify, as root"
-            )
-        return b""
+        why = "not every URL of urls accepted it: slurm-health doctor --test-notify, as root"
+        return b"" if sent else why.encode()
 
     match run_one(work, settings.limit_s):
-        case Answered():
-            return
+        case Answered(data=data):
+            return data.decode()
         case Broke(reason=reason):
-            raise NotSent(one_line(reason))
+            return one_line(reason)
         case Hung(limit_s=limit_s):
-            raise NotSent(f"no answer from every URL of urls within {limit_s:g} s")
+            return f"no answer from every URL of urls within {limit_s:g} s"
 
 
 def file_problem(path: str) -> str:

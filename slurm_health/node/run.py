@@ -91,15 +91,6 @@ def confirming(
     ]
 
 
-def run_again(planned: Sequence[Planned], place: CheckContext) -> list[CheckResult]:
-    """Run checks as `run_checks` does, then the exclusive ones, one by one."""
-    results = run_checks([check for check in planned if not check.exclusive], place)
-    for check in planned:
-        if check.exclusive:
-            results += run_checks([check], place)
-    return results
-
-
 def after_drain(place: CheckContext, drained: DrainRecord) -> CheckContext:
     """Return the context for a retest after a drain, with the job's variables of that time."""
     from slurm_health.node.rules.recovery import uptime_s

@@ -151,23 +151,29 @@ def clear_ledger(site: Site) -> None:
 class NodeFiles(Generic[A]):
     """A value of every node, as the files `NAME/NODE.json` of the shared directory.
 
-    A node replaces its own alone, so that no lock is needed.
+    A node replaces its own alone, so that no lock is needed. Hooks call it in a child.
+
+    Args:
+        name: of the directory.
+        kind: the value's type, for msgspec.
+        private: only root may look into it.
     """
 
-    def __init__(self, name: str, kind: type[A]) -> None:
+    def __init__(self, name: str, kind: type[A], *, private: bool = False) -> None:
         self._name = name
         self._kind = kind
+        self._modes = (0o700, 0o600) if private else (0o755, 0o644)
 
     def save(self, settings: Breaker, node: str, value: A) -> None:
-        """Replace the value of a node; hooks call it in a child.
+        """Replace the value of a node.
 
         Raises:
             StoreUnusable: the shared directory cannot be used.
             OSError: the file cannot be written.
         """
         place = directory(settings) / self._name
-        place.mkdir(mode=0o755, exist_ok=True)
-        publish(place / f"{node}.json", msgspec.json.encode(value))
+        place.mkdir(mode=self._modes[0], exist_ok=True)
+        publish(place / f"{node}.json", msgspec.json.encode(value), mode=self._modes[1])
 
     def load(self, settings: Breaker) -> dict[str, A]:
         """Return the values by node, without those that cannot be read."""
@@ -176,6 +182,20 @@ class NodeFiles(Generic[A]):
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 values[path.stem] = from_json(path.read_bytes(), self._kind)
         return values
+
+    def delete(self, settings: Breaker, node: str) -> None:
+        """Delete the value of a node, if there is one.
+
+        Raises:
+            StoreUnusable: it cannot be deleted.
+        """
+        path = directory(settings) / self._name / f"{node}.json"
+        try:
+            path.unlink(missing_ok=True)
+        except PermissionError as err:
+            raise StoreForRoot(f"only root can remove what is in {path.parent}") from err
+        except OSError as err:
+            raise StoreUnusable(f"{path} cannot be removed: {err.strerror}") from err
 
     def delete_others(self, settings: Breaker, nodes: Collection[str]) -> None:
         """Delete the values of all nodes but these, if this user may."""

@@ -14,22 +14,22 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from slurm_health.node import held, notify, shared, state
-from slurm_health.node.checks.check import CheckContext
-from slurm_health.node.drain import by_slurm_itself, undrain
+from slurm_health.node import held, notify, repair, shared, state
+from slurm_health.node.drain import by_slurm_itself, lift
+from slurm_health.node.hook import Hook
 from slurm_health.node.notify import EventKind, NodeEvent
-from slurm_health.node.repair import MARKS, Repairs, why_not_ours
+from slurm_health.node.repair import MARKS, why_not_ours
 from slurm_health.node.rules import drain_note
 from slurm_health.node.rules import slurm_drain as rules
 from slurm_health.node.rules.finding import CheckResult, Remedy, Status, node_fault, with_remedy
 from slurm_health.node.rules.recovery import after_test, is_due
 from slurm_health.node.rules.settings import Recovery
-from slurm_health.node.rules.slurm_drain import Look, SlurmDrain
+from slurm_health.node.rules.slurm_drain import SlurmDrain
 from slurm_health.node.rules.slurm_reasons import COMPLETING, Return, kind_of
 from slurm_health.node.shared import StoreUnusable
 from slurm_health.node.site import Site, load
@@ -90,12 +90,12 @@ def record_left(
         held=left,
     )
     with contextlib.suppress(StoreUnusable), state.drain_lock(site.state, state.AGAIN_LIMIT_S):
-        before, _ = state.load_slurm(site.state, node)
+        before = state.load_slurm(site.state, node)
         if before is not None and before.job in (0, job):
             new = _with_held(msgspec.structs.replace(before, job=job, array=array), left)
         elif before is not None and before.reason:
             return before  # a drain stands for another job
-        state.save_slurm(site.state, new)
+        state.save(site.state, slurm=new)
     _share(site, new)
     return new
 
@@ -121,147 +121,120 @@ def sentence(
 
 def leftovers(site: Site, node: str) -> str:
     """Return the recorded processes that are still here; empty for none."""
-    record, _ = state.load_slurm(site.state, node)
+    record = state.load_slurm(site.state, node)
     return "; ".join(process.text for process in held.alive(record.held)) if record else ""
 
 
 # --- the health check ----------------------------------------------------------------------------
 
 
-class Watch:
-    """One health check's look at what Slurm has done to its node.
+def watch(hook: Hook, results: Sequence[CheckResult], listed: bytes) -> None:
+    """Explain what Slurm has done to this node, and return it if its cause is gone.
 
     Args:
-        site: the config file.
-        node: this node.
-        context: of the health check.
-        log: writes a text at a level into the log.
-        controller: returns a client of slurmctld.
+        hook: of the health check.
+        results: of the node's checks.
+        listed: the shared list, if it names this node; else empty.
     """
-
-    def __init__(
-        self,
-        site: Site,
-        node: str,
-        context: CheckContext,
-        *,
-        log: Callable[[str, str], None],
-        controller: Callable[[], Client],
-    ) -> None:
-        self._site = site
-        self._node = node
-        self._now_s = context.now_s
-        self._log = log
-        self._controller = controller()
-        self._repairs = Repairs(site, node, context, log=log, controller=controller)
-
-    def run(self, results: Sequence[CheckResult], listed: bytes) -> None:
-        """Explain what Slurm has done to this node, and return it if its cause is gone.
-
-        Args:
-            results: of the node's checks.
-            listed: the shared list, if it names this node; else empty.
-        """
-        site, now_s, setting = self._site, self._now_s, self._site.recovery.slurm_drains
-        before, lifts_s = state.load_slurm(site.state, self._node)
-        try:
-            now = self._controller.node(self._node)
-            record = _record_now(now, before, listed, now_s)
-            if record is None:
-                state.save_slurm(site.state, None)
-                if before is not None:  # it counts for today's waves, and for no later drain
-                    _share(site, msgspec.structs.replace(before, over_s=now_s))
-                return
-            record, look = self._look(_with_log(site, record, self._controller), now, results)
-            stuck = rules.obstacle(look)
-            settings = Recovery(passes=rules.PASSES, apart_s=site.recovery.apart_s)
-            record = after_test(record, all_passed=not stuck, now_s=now_s, settings=settings)
-            again = any(abs(now_s - lift_s) < _KEPT_S for lift_s in lifts_s)
-            record = msgspec.structs.replace(record, state=now.state, stuck=stuck, again=again)
-            why_not = rules.why_not_lift(
-                record,
-                setting=setting,
-                others=_others(site, record.node, self._controller),
-            )
-        except SlurmError as err:
-            self._log("warning", f"could not query Slurm: {err}")
+    site, now_s, setting = hook.site, hook.context.now_s, hook.site.recovery.slurm_drains
+    before = state.load_slurm(site.state, hook.node)
+    lifted_s = state.load(site.state).lifted_s
+    try:
+        now = hook.controller().node(hook.node)
+        record = _record_now(now, before, listed, now_s)
+        if record is None:
+            state.save(site.state, slurm=None)
+            if before is not None:  # it counts for today's waves, and for no later drain
+                _share(site, msgspec.structs.replace(before, over_s=now_s))
             return
-        state.save_slurm(site.state, record)
-        text = sentence(site, record, now_s)
-        if not why_not:
-            why_not = self._lift(record)
-            if not why_not:
-                record = msgspec.structs.replace(record, over_s=now_s, lifted=True)
-        more = "" if why_not in text else f" ({why_not})"
-        self._log("info", f"{text}{more}" if why_not else f"returned to service: {text}")
-        _share(site, record)
-        is_over = not look.left or look.silent or now_s - record.time_s < _REBOOT_AFTER_S
-        if site.repair.steps and record.row.lifted_by is Return.PROCESSES and not is_over:
-            fault = with_remedy(node_fault(f"cannot be killed: {stuck}"), Remedy.REBOOT)
-            self._repairs.consider(record, now, [CheckResult(name="held-process", finding=fault)])
-
-    def _look(
-        self, record: SlurmDrain, now: Node, results: Sequence[CheckResult]
-    ) -> tuple[SlurmDrain, Look]:
-        """Return the record with the processes that are there, and what was measured."""
-        site, rule = self._site, record.row.lifted_by
-        left = {process.key: process for process in held.alive(record.held)}
-        unread = ""
-        if rule in (Return.PROCESSES, Return.SLURM):
-            fresh = held.left_by(record.job, patience=_PATIENCE)
-            left |= {process.key: process for process in fresh.processes}
-            unread = fresh.unread
-            record = _with_held(record, left.values())
-        bad = (Status.NODE_FAULT, Status.USER_FAULT, Status.INCONCLUSIVE)
-        counted = [result for result in results if not result.shadow]
-        ours = state.load_record(site.state, self._node)
-        waits = ""
-        if ours is not None and not is_due(ours, site.recovery):
-            waits = f"drained by slurm-health before ({ours.reason}), and not over"
-        if rule is Return.ANSWER:
-            down = now.states == {"DOWN"} and not any(mark in now.state for mark in MARKS)
-            unfit = "" if down else f"it is {now.state}"
-        else:
-            unfit = "" if rule is Return.SLURM else why_not_ours(now, record.reason)
-        look = Look(
-            why_not_ours=unfit,
-            left=tuple(left.values()),
-            silent=held.silent(site.state, record.resources),
-            spool=_spool_trouble(site, self._node, self._controller)
-            if rule is Return.SPOOL
-            else "",
-            faults=tuple(f"{r.name}: {r.finding.text}" for r in counted if r.status in bad),
-            checks=sum(result.status is Status.PASS for result in counted),
-            waits=waits or unread,
+        record = _with_log(site, record, hook.controller())
+        record, stuck, cannot_die = _look(hook, record, now, results)
+        settings = Recovery(passes=rules.PASSES, apart_s=site.recovery.apart_s)
+        record = after_test(record, all_passed=not stuck, now_s=now_s, settings=settings)
+        again = abs(now_s - lifted_s) < _KEPT_S
+        record = msgspec.structs.replace(record, state=now.state, stuck=stuck, again=again)
+        why_not = rules.why_not_lift(
+            record,
+            setting=setting,
+            others=_others(site, record.node, hook.controller()),
         )
-        return record, look
+    except SlurmError as err:
+        hook.log.warning(f"could not query Slurm: {err}")
+        return
+    state.save(site.state, slurm=record)
+    text = sentence(site, record, now_s)
+    if not why_not:
+        why_not = _lift(hook, record)
+        if not why_not:
+            record = msgspec.structs.replace(record, over_s=now_s, lifted=True)
+    more = "" if why_not in text else f" ({why_not})"
+    hook.log.info(f"{text}{more}" if why_not else f"returned to service: {text}")
+    _share(site, record)
+    if site.repair.steps and record.row.lifted_by is Return.PROCESSES and cannot_die:
+        fault = with_remedy(node_fault(f"cannot be killed: {stuck}"), Remedy.REBOOT)
+        failed = [CheckResult(name="held-process", finding=fault)]
+        repair.advance(hook, record, now, failed, passes=False)
 
-    def _lift(self, record: SlurmDrain) -> str:
-        """Return this node to service if Slurm still shows the same; return what went wrong."""
-        site, controller = self._site, self._controller
-        try:
-            with state.drain_lock(site.state, state.AGAIN_LIMIT_S):
-                now = controller.node(self._node)
-                reason, _, since = drain_note.signed(now.reason)
-                if (reason, since, now.state) != (record.reason, record.since, record.state):
-                    return f"it was changed meanwhile: {now.state}: {now.reason}"
-                if record.row.lifted_by is Return.ANSWER:
-                    controller.resume(self._node)
-                    after = controller.node(self._node)
-                    problem = f"it is still {after.state}" if after.out_of_pool else ""
-                else:
-                    problem = undrain(controller, now)
-                if problem:
-                    return problem
-                state.save_slurm(site.state, None, self._now_s)
-                state.delete_record(site.state)
-        except (SlurmError, StoreUnusable) as err:
-            return str(err)
-        gone = "; ".join(process.text for process in record.held)
-        text = f"{record.reason} of {record.since} is over" + (f": gone: {gone}" if gone else "")
-        event = NodeEvent(EventKind.RELEASED, self._node, self._now_s, text, job=record.job)
-        notify.send(site, event)
-        return ""
+
+def _look(
+    hook: Hook, record: SlurmDrain, now: Node, results: Sequence[CheckResult]
+) -> tuple[SlurmDrain, str, bool]:
+    """Return the record with the processes that are there, and what keeps the node out.
+
+    It is empty if the cause of the drain is gone. Also return whether only a boot ends a process.
+    """
+    site, rule = hook.site, record.row.lifted_by
+    left = {process.key: process for process in held.alive(record.held)}
+    unread = ""
+    if rule in (Return.PROCESSES, Return.SLURM):
+        fresh = held.left_by(record.job, patience=_PATIENCE)
+        left |= {process.key: process for process in fresh.processes}
+        unread = fresh.unread
+        record = _with_held(record, left.values())
+    ours, unfit = state.load_record(site.state, hook.node), ""
+    if rule is Return.ANSWER:
+        down = now.states == {"DOWN"} and not any(mark in now.state for mark in MARKS)
+        unfit = "" if down else f"it is {now.state}"
+    elif rule is not Return.SLURM:
+        unfit = why_not_ours(now, record.reason)
+    bad = (Status.NODE_FAULT, Status.USER_FAULT, Status.INCONCLUSIVE)
+    counted = [result for result in results if not result.shadow]
+    # The most telling first.
+    obstacles = [process.text for process in left.values()]
+    obstacles += [
+        f"{name} {why}" for name, why in held.silent(site.state, record.resources).items()
+    ]
+    answers = len(obstacles) == len(left)
+    if rule is Return.SPOOL:
+        obstacles.append(_spool_trouble(site, hook.node, hook.controller()))
+    obstacles += [f"{r.name}: {r.finding.text}" for r in counted if r.status in bad]
+    if ours is not None and not is_due(ours, site.recovery):
+        obstacles.append(f"drained by slurm-health before ({ours.reason}), and not over")
+    if not any(result.status is Status.PASS for result in counted):
+        obstacles.append("no check of this node has passed")  # nothing has tested it
+    stuck = "; ".join(filter(None, [*obstacles, unread])) or unfit
+    cannot_die = bool(left) and answers and hook.context.now_s - record.time_s >= _REBOOT_AFTER_S
+    return record, stuck, cannot_die
+
+
+def _lift(hook: Hook, record: SlurmDrain) -> str:
+    """Return this node to service if Slurm still shows the same; return what went wrong."""
+    now_s = hook.context.now_s
+
+    def why_not(now: Node) -> str:
+        reason, _, since = drain_note.signed(now.reason)
+        same = (reason, since, now.state) == (record.reason, record.since, record.state)
+        return "" if same else f"it was changed meanwhile: {now.state}: {now.reason}"
+
+    if problem := lift(
+        hook.site, hook.node, hook.controller(), why_not, slurm=None, lifted_s=now_s
+    ):
+        return problem
+    gone = "; ".join(process.text for process in record.held)
+    text = f"{record.reason} of {record.since} is over" + (f": gone: {gone}" if gone else "")
+    event = NodeEvent(EventKind.RELEASED, hook.node, now_s, text, job=record.job)
+    notify.send(hook.site, event)
+    return ""
 
 
 def _record_now(

@@ -12,14 +12,15 @@ import msgspec
 from slurm_health.node import STATE_FILE
 from slurm_health.node.rules.recovery import BootTime, DrainRecord, uptime_s
 from slurm_health.node.rules.slurm_drain import SlurmDrain
-from slurm_health.node.store import Store, StoreUnusable, lock
+from slurm_health.node.store import StoreUnusable, lock
+from slurm_health.records.decoding import from_json
+from slurm_health.system.private_files import publish
 
 # Beside the state: a hook that reads, records and drains this node holds it.
 _LOCK = "drain.lock"
 LOCK_LIMIT_S = 20.0
 # For work that the next health check does if this one cannot.
 AGAIN_LIMIT_S = 5.0
-_MOST_LIFTS = 8
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -27,27 +28,33 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Args:
         drained: the record of its drain, None if it is not drained.
-        returned: when an administrator last returned it to service after a drain of ours.
+        returned: when it was last repaired: nothing from before counts any longer.
         slurm: the drain that Slurm set by itself, or the processes that may lead to one.
-        lifts_s: when drains of Slurm's were lifted here.
+        lifted_s: when a drain of Slurm's was last lifted here.
     """
 
     drained: DrainRecord | None = None
     returned: BootTime | None = None
     slurm: SlurmDrain | None = None
-    lifts_s: tuple[float, ...] = ()
+    lifted_s: float = 0.0
 
 
-def _store(state: Path) -> Store[NodeState]:
-    return Store(state / STATE_FILE, NodeState)
-
-
-def _load(state: Path) -> NodeState:
+def load(state: Path) -> NodeState:
     """Return the state; an empty one if there is none, or it cannot be read."""
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return from_json((state / STATE_FILE).read_bytes(), NodeState)
+    return NodeState()
+
+
+def save(state: Path, **changes: object) -> bool:
+    """Replace fields of the state; return whether that worked."""
     try:
-        return _store(state).load() or NodeState()
-    except StoreUnusable:
-        return NodeState()
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        data = msgspec.json.encode(msgspec.structs.replace(load(state), **changes))
+        publish(state / STATE_FILE, data, mode=0o600)
+    except OSError:
+        return False
+    return True
 
 
 def load_record(state: Path, node: str = "") -> DrainRecord | None:
@@ -56,51 +63,19 @@ def load_record(state: Path, node: str = "") -> DrainRecord | None:
     With `node`, a record of another node is none: if nodes share the directory that every node
     should have for itself, the passes of a healthy node would return a faulty one.
     """
-    record = _load(state).drained
+    record = load(state).drained
     return record if record is None or node in {"", record.node} else None
 
 
-def save_record(state: Path, record: DrainRecord) -> bool:
-    """Save the record of this node's drain; return whether that worked."""
-    return _save(state, msgspec.structs.replace(_load(state), drained=record))
-
-
-def delete_record(state: Path) -> None:
-    """Delete the record: the drain is over, or another's now."""
-    _save(state, msgspec.structs.replace(_load(state), drained=None))
-
-
-def load_slurm(state: Path, node: str) -> tuple[SlurmDrain | None, tuple[float, ...]]:
-    """Return Slurm's own drain of this node, None without one, and when such were lifted here."""
-    value = _load(state)
-    own = value.slurm if value.slurm is not None and value.slurm.node == node else None
-    return own, value.lifts_s
-
-
-def save_slurm(state: Path, record: SlurmDrain | None, *lifted_s: float) -> bool:
-    """Save Slurm's own drain of this node, None for none, and that one was lifted."""
-    value = _load(state)
-    lifts_s = (*value.lifts_s, *lifted_s)[-_MOST_LIFTS:]
-    return _save(state, msgspec.structs.replace(value, slurm=record, lifts_s=lifts_s))
-
-
-def save_return(state: Path, now: BootTime | None) -> None:
-    """Save that the node was repaired: nothing from before now counts any longer."""
-    if now is not None:
-        _save(state, msgspec.structs.replace(_load(state), returned=now))
+def load_slurm(state: Path, node: str) -> SlurmDrain | None:
+    """Return Slurm's own drain of this node, None without one."""
+    own = load(state).slurm
+    return own if own is not None and own.node == node else None
 
 
 def returned_uptime_s(state: Path, now: BootTime | None) -> float:
     """Return the uptime at which this node was last returned to service; 0 for never."""
-    return uptime_s(_load(state).returned, now) or 0.0
-
-
-def _save(state: Path, value: NodeState) -> bool:
-    try:
-        _store(state).save(value)
-    except StoreUnusable:
-        return False
-    return True
+    return uptime_s(load(state).returned, now) or 0.0
 
 
 @contextlib.contextmanager
@@ -126,4 +101,4 @@ def replace_record(state: Path, before: DrainRecord, after: DrainRecord) -> None
     """Replace a record, unless another hook has replaced it since."""
     with contextlib.suppress(StoreUnusable), drain_lock(state, AGAIN_LIMIT_S):
         if load_record(state) == before:
-            save_record(state, after)
+            save(state, drained=after)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values in files: a node's own state, and the state that all nodes share.
+"""A value that many nodes change at once, and locks.
 
-`Store` keeps one value in one file on this node. `SharedStore` keeps one that many nodes change at
-once, on a network filesystem whose clients cache names and contents: a new value is a new file with
-the next number, made by a hard link that fails if the number is taken. So a change of an old value
-never takes effect, whatever caches and locks do; it is made again on the new value.
+The value is on a network filesystem whose clients cache names and contents: a new value is a new
+file with the next number, made by a hard link that fails if the number is taken. So a change of an
+old value never takes effect, whatever caches and locks do; it is made again on the new value.
 """
 
 from __future__ import annotations
@@ -43,61 +42,6 @@ class StoreDamaged(StoreUnusable):
 
 class StoreForRoot(StoreUnusable):
     """Only root may read or write it."""
-
-
-class Store(Generic[T]):
-    """One value in one file, which hooks of this node replace whole.
-
-    Args:
-        path: of the file. Its directory is made when a value is saved.
-        kind: the value's type, for msgspec.
-        mode: of the file.
-    """
-
-    def __init__(self, path: Path, kind: type[T], *, mode: int = _ROOT_ONLY) -> None:
-        self.path = path
-        self._kind = kind
-        self._mode = mode
-
-    def load(self) -> T | None:
-        """Return the value, None if there is no file.
-
-        Raises:
-            StoreDamaged: it cannot be understood.
-            StoreForRoot: only root may read it.
-            StoreUnusable: it cannot be read.
-        """
-        try:
-            return _decoded(self.path, self.path.read_bytes(), self._kind)
-        except FileNotFoundError:
-            return None
-        except OSError as err:
-            raise _refused(self.path, "read", err) from err
-
-    def save(self, value: T) -> None:
-        """Replace the value.
-
-        Raises:
-            StoreForRoot: only root may write it.
-            StoreUnusable: it cannot be written; the old value stays.
-        """
-        try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            publish(self.path, msgspec.json.encode(value), mode=self._mode)
-        except OSError as err:
-            raise _refused(self.path, "written", err) from err
-
-    def delete(self) -> None:
-        """Remove the file, if there is one.
-
-        Raises:
-            StoreForRoot: only root may remove it.
-            StoreUnusable: it cannot be removed.
-        """
-        try:
-            self.path.unlink(missing_ok=True)
-        except OSError as err:
-            raise _refused(self.path, "removed", err) from err
 
 
 class SharedStore(Generic[T]):

@@ -232,14 +232,9 @@ def mounts_in(text: str) -> dict[str, Mount]:
     for line in text.splitlines():
         words = line.split()
         if len(words) >= _FEWEST_FIELDS:
-            point = unescaped(words[1])
+            point = _OCTAL.sub(lambda code: chr(int(code[1], 8)), words[1])
             mounts[point] = Mount(kind=words[2], options=words[3], source=words[0])
     return mounts
-
-
-def unescaped(point: str) -> str:
-    """Return a mount point without the kernel's octal codes."""
-    return _OCTAL.sub(lambda code: chr(int(code[1], 8)), point)
 
 
 def mount_of(mounts: Mapping[str, Mount], path: str) -> Mount:

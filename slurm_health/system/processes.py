@@ -23,6 +23,8 @@ from typing import IO
 
 import msgspec
 
+from slurm_health.records.text import one_line
+from slurm_health.system import SYSTEM_PATH
 from slurm_health.system.signals import signals_delayed
 
 Process = subprocess.Popen[bytes]
@@ -32,6 +34,7 @@ PIPE, NOTHING = subprocess.PIPE, subprocess.DEVNULL
 _PR_SET_PDEATHSIG = 1
 _REAP_S = 2.0  # a killed process ends within milliseconds, on a busy machine later
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # that would end us
+_SHOWN = 300  # of the end of a command's output: a test of hours may print all the while
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -235,6 +238,47 @@ def run(
     finally:
         abandon_session(process, wait_s=_REAP_S)
     return CommandResult(returncode=process.returncode, stdout=stdout, stderr=stderr)
+
+
+class CommandFailed(Exception):
+    """A command of the site failed, or could not be run; the text says how."""
+
+
+def run_for_site(
+    argv: Sequence[str],
+    limit_s: float,
+    *,
+    stdin: bytes = b"",
+    environ: Mapping[str, str] | None = None,
+    user: str | None = None,
+) -> str:
+    """Run a command that the site has chosen, as root or as `user`; return the end of its output.
+
+    Raises:
+        CommandFailed: it cannot be run, did not end in time, or exited with another code than 0.
+    """
+    try:
+        ended = run(
+            argv,
+            environ={"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8", "HOME": "/root", **(environ or {})},
+            deadline_s=limit_s,
+            stdin=stdin,
+            directory=Path("/"),
+            last_bytes=_SHOWN,
+            user=user,
+        )
+    except TimeoutError:
+        raise CommandFailed(f"{argv[0]} did not end within {limit_s:g} s") from None
+    except OSError as err:
+        raise CommandFailed(f"{argv[0]} cannot be run: {err.strerror}") from err
+    except KeyError:
+        raise CommandFailed(f"there is no user {user}") from None
+    # Tests print what is wrong at the end.
+    output = one_line((ended.stdout + ended.stderr).decode(errors="replace"))[-_SHOWN:]
+    if ended.returncode:
+        shown = f": {output}" if output else ""
+        raise CommandFailed(f"{argv[0]} exited with code {ended.returncode}{shown}")
+    return output
 
 
 def _exchange(

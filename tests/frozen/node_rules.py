@@ -38,7 +38,6 @@ def entries() -> Iterator[tuple[str, object]]:
     """Yield all of it."""
     yield from _accusations()
     yield from _marks()
-    yield from _tests_of_accused()
     yield from _shares()
     yield from _breaker()
     yield from _breaker_for_owners()
@@ -87,13 +86,6 @@ def _marks() -> Iterator[tuple[str, object]]:
 
 def _mark(job: int, *, uid: int, time_s: float = NOW_S) -> accusations.NodeMark:
     return accusations.NodeMark(job=job, uid=uid, component="network", text="x", time_s=time_s)
-
-
-def _tests_of_accused() -> Iterator[tuple[str, object]]:
-    for count, age_s, limit in product((0, 1, 2, 3), (10.0, 3599.0, 3601.0, -10.0), (1, 2)):
-        tested = {1000: tuple(NOW_S - age_s for _ in range(count))}
-        counted = accusations.with_test(tested, 1000, NOW_S, limit)
-        yield f"test: after {count} {age_s:g} s ago, limit {limit}", counted is not None
 
 
 def _shares() -> Iterator[tuple[str, object]]:
@@ -189,7 +181,7 @@ def _repair() -> Iterator[tuple[str, object]]:
         if done is None and (outcome is not repair.Outcome.DONE or age_h > 1 or drain[0] == "a"):
             continue
         attempts = [] if done is None else [_attempt(done, outcome, age_h, drain)]
-        chosen = repair.next_repair(
+        chosen = repair.next_step(
             first, attempts, node="n1", drain="this drain", settings=allowed, now_s=NOW_S
         )
         before = f"{done.value} {outcome.value} {age_h:g} h ago for {drain}" if done else "nothing"
@@ -200,7 +192,7 @@ def _repair() -> Iterator[tuple[str, object]]:
             _attempt(repair.RepairStep.RESET, repair.Outcome.DONE, age_h, "x", node=f"m{number}")
             for number in range(count)
         ]
-        chosen = repair.next_repair(
+        chosen = repair.next_step(
             repair.RepairStep.RESET, attempts, node="n1", drain="x", settings=settings, now_s=NOW_S
         )
         key = f"repair: after {count} steps of others {age_h:g} h ago"
@@ -214,11 +206,21 @@ def _gate() -> Iterator[tuple[str, object]]:
         attempts = [_attempt(repair.RepairStep.TEST, first, age_h + 2, "this drain")]
         if second is not None:
             attempts.append(_attempt(repair.RepairStep.TEST, second, age_h, "this drain"))
-        state, _ = repair.gate(
-            attempts, node="n1", drain="this drain", settings=settings, now_s=NOW_S
+        chosen = repair.next_step(
+            repair.RepairStep.TEST,
+            attempts,
+            node="n1",
+            drain="this drain",
+            settings=settings,
+            now_s=NOW_S,
         )
+        state = {
+            repair.RepairStep.TEST: "test needed",
+            repair.RepairStep.ADMINISTRATOR: "test failed",
+            None: "open" if chosen.is_open else "testing",
+        }[chosen.step]
         after = f"{first.value}, then {second.value}" if second else first.value
-        yield f"repair: test {after} {age_h:g} h ago", state.value
+        yield f"repair: test {after} {age_h:g} h ago", state
 
 
 def _attempt(

@@ -16,12 +16,6 @@ from slurm_health.records.errors import ConfigError
 from tests.support.sites import load_site, write_site
 
 
-def test_an_empty_file_has_no_checks_and_drains_nobody(tmp_path: Path) -> None:
-    site = load_site(tmp_path, "")
-    assert site.planned == ()
-    assert site.breaker.directory == ""
-
-
 def test_a_check_is_read_with_its_limits(tmp_path: Path) -> None:
     site = load_site(
         tmp_path,
@@ -44,12 +38,6 @@ def test_a_check_is_read_with_its_limits(tmp_path: Path) -> None:
     assert planned.shadow
     assert planned.line == 3
     assert site.journal == "/shared/journals"
-
-
-def test_a_check_takes_its_kind_from_its_table_where_nothing_else_is_said(tmp_path: Path) -> None:
-    (planned,) = load_site(tmp_path, "[checks.memory]\n").planned
-    assert isinstance(planned.check, Memory)
-    assert planned.severity is Status.NODE_FAULT
 
 
 def test_a_disabled_check_is_not_run_but_still_checked(tmp_path: Path) -> None:
@@ -162,17 +150,7 @@ def test_a_file_of_an_ordinary_user_is_refused(tmp_path: Path) -> None:
         site_file.load(path)
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"/none\.toml cannot be read: No such"):
-        site_file.load(tmp_path / "none.toml")
-
-
 def test_the_same_file_tells_users_where_journals_go(tmp_path: Path) -> None:
     path = write_site(tmp_path, "journal = '/shared/j'\n[hooks]\n[checks.memory]\n")
     environ = {config.SITE_FILE_VARIABLE: str(path), "HOME": "/home/alice"}
     assert config.journal_root(None, environ) == Path("/shared/j")
-
-
-def test_what_is_for_users_checks_is_no_check_of_a_node(tmp_path: Path) -> None:
-    text = '[expectations."NVIDIA H200"]\nhealthy_fraction = 0.6\n[localize]\nmin_rounds = 4\n'
-    assert load_site(tmp_path, text).planned == ()

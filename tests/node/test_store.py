@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.node.store import SharedStore, Store, StoreDamaged, StoreUnusable
+from slurm_health.node.store import SharedStore, StoreDamaged, StoreUnusable
 
 
 def shared(directory: Path) -> SharedStore[list[int]]:
@@ -80,15 +80,3 @@ def test_what_a_process_that_was_killed_has_left_is_no_value(tmp_path: Path) -> 
 def test_a_directory_that_is_gone_is_no_empty_value(tmp_path: Path) -> None:
     with pytest.raises(StoreUnusable, match="cannot be listed: No such file"):
         shared(tmp_path / "gone").load()
-
-
-def test_a_file_of_this_node_is_replaced_whole_and_closed_to_others(tmp_path: Path) -> None:
-    store = Store(tmp_path / "state/node.json", list[int])
-    assert store.load() is None
-    store.save([1])
-    assert store.load() == [1]
-    assert store.path.stat().st_mode & 0o777 == 0o600
-    assert store.path.parent.stat().st_mode & 0o777 == 0o700
-    store.delete()
-    store.delete()
-    assert store.load() is None

@@ -7,9 +7,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slurm_health.node.rules.accusations import Accusation, from_journal
+from slurm_health.records.errors import RecordTooNew
 from slurm_health.records.record_codec import encode
 from slurm_health.records.records import Record, RunStarted, VerdictReached
 from slurm_health.records.verdict import Level, NodeVerdict
+from slurm_health.system.journal import MASTER, Reader
 from tests.support.journals import run_started
 
 if TYPE_CHECKING:  # which makes stories of its nodes
@@ -41,6 +44,15 @@ def lines(*records: Record) -> bytes:
 
 def journal(*nodes: NodeVerdict, job: int = JOB) -> bytes:
     return lines(started(job), VerdictReached(nodes=list(nodes or (judged(),))))
+
+
+def accusation(data: bytes, node: str, job: int) -> Accusation | None:
+    """Return what the master's file of one run says of a node, as the epilog reads it."""
+    try:
+        entries = Reader(Path("/lab/7/0"), MASTER, of_anybody=True).take(data)
+    except RecordTooNew:
+        return None
+    return from_journal([entry.record for entry in entries], node=node, job=job)
 
 
 class Story:

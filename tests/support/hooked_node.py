@@ -14,8 +14,8 @@ import pytest
 
 from slurm_health.node import state
 from slurm_health.node.checks.check import CheckContext
+from slurm_health.node.hook import Hook
 from slurm_health.node.hooks import epilog, healthcheck, prolog
-from slurm_health.node.hooks.hook import Hook
 from slurm_health.node.rules.recovery import DrainRecord
 from slurm_health.node.site import Site, Timing
 from tests.node.checks.conftest import WELL

@@ -7,10 +7,9 @@ finding.
     check        what a check is, and the built-in ones, which are loaded when a site uses them
     memory       RAM, swap, memory errors
     filesystem   mounted, of the right type, writable, not full, not hung
-    tasks        load, stuck processes, leftovers of a job, daemons
+    tasks        load, leftovers of a job, daemons
     watches      jobs whose watch has died
-    clock        clock, clock source, processors online
-    cpu_speed    how fast the processors are
+    clock        the clock source, processors online
     kernel_log   patterns in the kernel's log; Xid and SXid errors of GPUs and NVSwitches
     gpu          NVIDIA GPUs, and processes on them
     rows         the table by which the output of a tool is judged

@@ -135,15 +135,19 @@ class InfiniBand(Check, frozen=True, kw_only=True):
         lost = _growth(port.counters, earlier[0][1]).get("link_downed", 0)
         grown = _growth(port.counters, earlier[-1][1])
         recent = grown.pop("link_downed", 0)
-        if lost > self.max_link_downed:
-            text = f"{name} lost its link {lost} times {_WITHIN}, limit {self.max_link_downed}"
-            yield node_fault(text, link_downed=lost)
-        elif recent:
-            times = counted(recent, "time")
-            yield warned(f"{name} lost its link {times} since the last check", link_downed=recent)
+        yield from _flaps(f"{name} lost its link", lost, recent, self.max_link_downed)
         if sum(grown.values()) > self.max_errors:
             worst = max(grown, key=grown.__getitem__)
             yield warned(f"{name}: {worst} grew by {grown[worst]} since the last check")
+
+
+def _flaps(what: str, count: int, recent: int, limit: int) -> Iterator[Finding]:
+    """Yield the finding of a link that was lost so often within hours, and since the last check."""
+    if count > limit:
+        yield node_fault(f"{what} {count} times {_WITHIN}, limit {limit}", link_changes=count)
+    elif recent:
+        text = f"{what} {counted(recent, 'time')} since the last check"
+        yield warned(text, link_changes=recent)
 
 
 def _growth(now: Counters, before: Counters) -> Counters:
@@ -197,12 +201,7 @@ class Ethernet(Check, frozen=True, kw_only=True):
             grown = _growth(counters, last)
             recent, new_errors = grown.get("changes", 0), grown.get("errors", 0)
             what = f"{name} lost or gained its link"
-            if of_all > self.max_carrier_changes:
-                text = f"{what} {of_all} times {_WITHIN}, limit {self.max_carrier_changes}"
-                parts.append(node_fault(text, carrier_changes=of_all))
-            elif recent:
-                text = f"{what} {counted(recent, 'time')} since the last check"
-                parts.append(warned(text, carrier_changes=recent))
+            parts += _flaps(what, of_all, recent, self.max_carrier_changes)
             if age_s > 0 and new_errors / age_s > self.max_errors_per_s:
                 text = f"{name}: {counted(new_errors, 'error')} since the last check"
                 parts.append(warned(text, errors=new_errors))

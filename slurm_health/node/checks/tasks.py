@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes: load, stuck ones, leftovers of a job, and daemons that must run."""
+"""Processes: load, leftovers of a job, and daemons that must run."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
@@ -14,7 +13,6 @@ import msgspec
 from slurm_health.node.checks.check import (
     Check,
     CheckContext,
-    Count,
     NotApplicable,
     NotNegative,
     first_few,
@@ -27,21 +25,18 @@ PROCESSES = "processes"
 _COMM_LENGTH = 15  # the kernel cuts names there
 # login.defs(5): accounts of people begin here, and any of them can give a process any name.
 _FIRST_PERSON = 1000
-# A process that waits in the kernel for a moment is not stuck.
-_APART_S = 0.05
 
 
 def processes(machine: CheckContext) -> Sequence[Stat]:
     """Return every process, read once for all checks of a child."""
-    return machine.once(PROCESSES, lambda: list(_processes_now(machine)))
 
+    def read() -> Iterator[Stat]:
+        for entry in machine.entries("/proc"):
+            if entry.isdigit():
+                with contextlib.suppress(Unmeasured, ValueError):  # it has ended meanwhile
+                    yield parse_stat(machine.read(f"/proc/{entry}/stat"))
 
-def _processes_now(machine: CheckContext) -> Iterator[Stat]:
-    """Yield every process; those that end meanwhile are left out."""
-    for entry in machine.entries("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(Unmeasured, ValueError):
-                yield parse_stat(machine.read(f"/proc/{entry}/stat"))
+    return machine.once(PROCESSES, lambda: list(read()))
 
 
 def owner(machine: CheckContext, pid: int) -> int | None:
@@ -92,33 +87,6 @@ def count_cpus(ranges: str) -> int:
             raise Unmeasured(f"cannot read {ranges.strip()!r} as CPUs")
         total += int(high or low) - int(low) + 1
     return total
-
-
-class Uninterruptible(Check, frozen=True, kw_only=True):
-    """Processes in state D, twice in a row: dead storage or a dead device.
-
-    A filesystem that is down blocks the same processes on every node, so this warns.
-    """
-
-    TOGETHER = True
-    READS = PROCESSES
-    SEVERITY = Status.WARN
-
-    # More is a warning.
-    max_count: Count = 10
-
-    def measure(self, machine: CheckContext) -> Finding:
-        """Count processes in state D twice, a moment apart: most are in it for a moment only."""
-        stuck = [task for task in processes(machine) if task.state == "D"]
-        if len(stuck) > self.max_count:
-            time.sleep(_APART_S)
-            first = {task.pid for task in stuck}
-            now = _processes_now(machine)
-            stuck = [task for task in now if task.state == "D" and task.pid in first]
-        if len(stuck) > self.max_count:
-            text = f"{len(stuck)} processes stuck in the kernel, limit {self.max_count}"
-            return warned(f"{text}: {_named(stuck)}", stuck=len(stuck))
-        return passed("no pile-up of processes stuck in the kernel", stuck=len(stuck))
 
 
 class Leftovers(Check, frozen=True, kw_only=True):

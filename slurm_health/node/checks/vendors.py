@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Annotated
 
@@ -202,16 +202,6 @@ def local_drives(machine: CheckContext) -> list[str]:
 
 # Of the log's end; a BMC reads an entry in some 10 ms.
 _LATEST = "100"
-# Numbers of the entities that sensors belong to (IPMI 2.0, table 43-13).
-_FANS, _POWER = r"(29|30)\..*", r"(10|19)\..*"
-# Status of a sensor beyond its critical or its non-recoverable threshold, in `sdr`. A fan that has
-# stopped is below the lower one.
-_BEYOND = "cr|nr|lcr|lnr|ucr|unr"
-# Words of ipmitool's tables of events (ipmi_sel.h) for states that a sensor is in.
-_BROKEN = (
-    r".*(Failure detected|Predictive failure|AC lost|AC out-of-range|Power Supply Inactive"
-    r"|Config Error|Redundancy Lost|Redundancy Degraded|Non-Redundant).*"
-)
 # Memory events of the log: those that end a job, and those that announce them.
 _MEMORY_FAULT = ".*(Uncorrectable ECC|Memory Device Disabled|Parity).*"
 _MEMORY_WARNED = ".*(Correctable ECC|Memory Scrub Failed).*"
@@ -221,14 +211,13 @@ _MEMORY_WINDOW_S = 86_400.0
 
 
 class Bmc(Check, frozen=True, kw_only=True):
-    """Fans, power supplies, and memory events of the last day, by `ipmitool` over /dev/ipmi0.
+    """Memory events of the last day in the log of the node's BMC, by `ipmitool` over /dev/ipmi0.
 
-    A fan beyond its critical threshold, and a supply that failed or lost its input, are warnings.
-    A node that was drained for a memory event comes back after a day.
+    A node that was drained for one comes back after a day.
     """
 
     COMPONENTS = ("node", "memory")
-    # Its sensors take seconds to read, which a job should not wait for.
+    # Its log takes seconds to read, which a job should not wait for.
     CONTEXTS = ("healthcheck", "retest")
 
     # Name or path.
@@ -237,29 +226,17 @@ class Bmc(Check, frozen=True, kw_only=True):
     memory: Weight = "fault"
 
     def measure(self, machine: CheckContext) -> Finding:
-        """Read sensors, events and the clock of this node's BMC, through the kernel's driver."""
-        sensors = _columns(
-            self._asked(machine, "sdr", "elist"), ("sensor", "id", "status", "entity", "reading")
-        )
-        events = _columns(
-            self._asked(machine, "sel", "elist", "last", _LATEST),
-            ("number", "date", "time", "sensor", "event", "state"),
-        )
-        now = _moment(self._asked(machine, "sel", "time", "get"))
-        if not sensors:
-            return inconclusive("the BMC shows no sensor")
-        beyond = "{sensor}: {reading} (beyond its critical threshold)"
-        rows = [
-            row
-            for entity in (_FANS, _POWER)
-            for row in (
-                Row({"entity": entity, "status": _BEYOND}, "warn", beyond),
-                Row({"entity": entity, "reading": _BROKEN}, "warn", "{sensor}: {reading}"),
-            )
+        """Read the events and the clock of this node's BMC, through the kernel's driver."""
+        lines = [
+            [field.strip() for field in line.split("|")]
+            for line in self._asked(machine, "sel", "elist", "last", _LATEST).splitlines()
         ]
+        names = ("number", "date", "time", "sensor", "event", "state")
+        events = [dict(zip(names, line, strict=False)) for line in lines if len(line) >= len(names)]
+        now = _moment(self._asked(machine, "sel", "time", "get"))
         of_memory = {"sensor": "Memory.*", "state": "Asserted"}
         words = "{sensor}: {event}"
-        memory_rows = [
+        rows = [
             Row({**of_memory, "event": _MEMORY_FAULT}, self.memory, words),
             Row({**of_memory, "event": _MEMORY_WARNED}, "warn", words),
         ]
@@ -270,16 +247,13 @@ class Bmc(Check, frozen=True, kw_only=True):
         recent = [
             event
             for event in events
-            if self.memory != "ignore"
-            and now is not None
+            if now is not None
             and (at := _moment(f"{event['date']} {event['time']}")) is not None
             # A clock that was set leaves events in the future: their real time is unknown.
             and 0 <= (now - at).total_seconds() <= within_s
         ]
-        parts = [passed("", sensors=len(sensors)), *judge(sensors, rows)]
-        parts += {finding.text: finding for finding in judge(recent, memory_rows)}.values()
-        well = f"{counted(len(sensors), 'sensor')}, none of fans and power at fault"
-        return joined(parts, well=well)
+        parts = {finding.text: finding for finding in judge(recent, rows)}.values()
+        return joined([*parts], well=f"{counted(len(events), 'event')}, none of memory is new")
 
     def _asked(self, machine: CheckContext, *arguments: str) -> str:
         run = run_program([self.program, *arguments], machine)
@@ -288,12 +262,6 @@ class Bmc(Check, frozen=True, kw_only=True):
             words = " ".join([self.program, *arguments])
             raise Unmeasured(f"{words}: {run.first_line or f'exit code {run.code}'}")
         return run.output
-
-
-def _columns(output: str, names: Sequence[str]) -> list[Record]:
-    """Return the lines of a table of ipmitool: `FAN1 | 41h | ok | 29.1 | 7800 RPM`."""
-    lines = [[field.strip() for field in line.split("|")] for line in output.splitlines()]
-    return [dict(zip(names, line, strict=False)) for line in lines if len(line) >= len(names)]
 
 
 def _moment(text: str) -> datetime | None:

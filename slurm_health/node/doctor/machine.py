@@ -18,7 +18,6 @@ from slurm_health.node.checks.external import is_there, program_of
 from slurm_health.node.checks.filesystem import read_mounts
 from slurm_health.node.doctor import ownership
 from slurm_health.node.doctor.advice import Advice, change, fine, look
-from slurm_health.node.hooks.healthcheck import LONGEST_REPEAT_S
 from slurm_health.node.rules.settings import matches
 from slurm_health.node.run import node_name
 from slurm_health.node.site import Site
@@ -68,23 +67,10 @@ def _settings(site: Site) -> Iterator[Advice]:
         yield look(text, "remove shadow = true, check by check")
     else:
         yield fine(f"checks: {len(site.planned)}, of them in shadow: {len(shadow)}")
-    slow = [check.name for check in site.planned if check.time_limit_s > LONGEST_REPEAT_S]
-    if slow and site.recovery.passes:
-        text = (
-            f"a health check, which Slurm ends after a minute, cannot repeat {', '.join(slow)}: a"
-            " node that is drained for it waits for an administrator"
-        )
-        yield look(
-            text,
-            "nothing; on the node: slurm-health healthcheck --context retest, then nodes release",
-        )
     if site.metrics.directory and not Path(site.metrics.directory).is_dir():
         text = f"metrics.directory = {site.metrics.directory} is no directory: nothing is written"
         fix = f"install -d -m 0755 -o root -g root {site.metrics.directory}"
         yield change(text, fix)
-    elif site.metrics.directory:
-        what = f"root writes metrics to {site.metrics.directory}, which node_exporter only reads"
-        yield from ownership.loose_advice(what, ownership.replaceable(Path(site.metrics.directory)))
     what = f"root follows {site.path}"
     yield from ownership.loose_advice(what, ownership.replaceable(Path(site.path)))
 
@@ -139,20 +125,11 @@ def _ledger(site: Site, place: CheckContext) -> Advice:
 def _journal(site: Site, cluster: str, place: CheckContext) -> Iterator[Advice]:
     root = site.journal or "~/.slurm-health/journal"
     if root.startswith("~"):
-        home = Path.home()
-        if os.getuid() == 0:
-            # Root's own home says nothing about users' homes.
-            text = (
-                f"journals are in {root} of every user, whose homes all nodes must share: root's"
-                " lemons, metrics and history, and the standings that they publish, have none"
-            )
-            yield look(text, "journal = a shared directory: documentation, admin/install.md")
-        elif not os.access(home, os.W_OK):
-            text = f"journals are in {root}, and {home} cannot be written: no job can be checked"
-            yield change(text, "another place: --journal DIR, or SLURM_HEALTH_JOURNAL")
-        elif _mount(place, str(home)).kind in _LOCAL_TYPES:
-            text = f"{home} looks like a local disk: journals in {root} must be on a shared one"
-            yield look(text, "a shared directory: --journal DIR, or SLURM_HEALTH_JOURNAL")
+        text = (
+            f"journals are in {root} of every user, whose homes all nodes must share: root's"
+            " lemons, metrics and history, and the standings that they publish, have none"
+        )
+        yield look(text, "journal = a shared directory: documentation, admin/install.md")
         return
     fix = f"install -d -m 1777 -o root {root} {root}/{cluster or 'CLUSTER'}"
     for path in (root, f"{root}/{cluster}") if cluster else (root,):
@@ -267,9 +244,6 @@ def advise_on_repair(site: Site, config: Mapping[str, str]) -> list[Advice]:
     if "administrator" in settings.steps and not (site.notify.command or site.notify.urls):
         text = "repair.steps has administrator, and [notify] is empty: no event is sent"
         advice.append(look(text, "set command or urls in [notify]"))
-    if not site.breaker.directory:
-        text = "breaker.directory is not set: steps cannot be counted, so none is taken"
-        advice.append(change(text, f"in {site.path}: [breaker] directory = …"))
     how = "logged and not done (dry run)" if settings.dry_run else "done"
     steps = ", ".join([*settings.steps, *(["test"] if settings.test else [])])
     return advice or [fine(f"repairs of nodes are {how}: {steps}")]

@@ -58,19 +58,14 @@ class Shim(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_config(text: str) -> dict[str, str]:
     """Return the fields of `scontrol show config`."""
-    return parse_config(_printable(text))
-
-
-def _printable(text: str) -> str:
-    # A path with a zero byte is no file, and stat of it a ValueError.
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return parse_config(text)
 
 
 def read_shim(path: Path) -> Shim | None:
     """Return the settings of a shim; None for any other script, or one that cannot be read."""
     try:
         with path.open("rb") as file:
-            text = _printable(file.read(_MOST_BYTES).decode(errors="replace"))
+            text = file.read(_MOST_BYTES).decode(errors="replace")
     except OSError:
         return None
     if _CALL not in text:

@@ -9,12 +9,10 @@ call no Slurm command, because a job waits for its prolog.
     epilog         after a job: checks the node, reads the job's findings about it
     healthcheck    every few minutes: checks the node, resumes it, publishes its health
     unkillable     records the processes of a step that SIGKILL does not end
-    hook           what these three share: context, checks, log
     partners       checks an accused node together with others
     user_journal   reads an ended job's journal, as the job's user
     metrics        the results of a health check, for Prometheus
     nodes          `slurm-health nodes`: drained nodes, why, and how to resume them
     explain        `healthcheck --explain`: what runs here, and why
     init_config    `init config`: drafts a site's file from this node
-    log            standard error and the system log
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import math
 import os
 import sys
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from slurm_health.node.hooks.hook import Hook
     from slurm_health.node.site import Site
 
 FAULT = 99
@@ -51,37 +51,19 @@ def main(arguments: list[str]) -> int:
 
 
 def run(name: str, site: Site, environ: Mapping[str, str]) -> bool:
-    """Run one hook and return its answer, which its own `run` explains."""
-    hook = frame(name, site, environ)
-    if name == "prolog":
-        from slurm_health.node.hooks import prolog
-
-        return prolog.run(hook)
-    if name == "epilog":
-        from slurm_health.node.hooks import epilog
-
-        return epilog.run(hook)
-    if name == "unkillable":
-        from slurm_health.node.hooks import unkillable
-
-        return unkillable.run(hook)
-    from slurm_health.node.hooks import healthcheck
-
-    return healthcheck.run(hook)
-
-
-def frame(name: str, site: Site, environ: Mapping[str, str]) -> Hook:
-    """Return one hook, now and on this node."""
+    """Run one hook, now and on this node; return its answer, which its own `run` explains."""
     from slurm_health.node.checks.check import CheckContext
-    from slurm_health.node.hooks.hook import Hook
+    from slurm_health.node.hook import Hook
 
     context = CheckContext(environ=dict(environ), now_s=time.time(), state=site.state, context=name)
     give_up_s = time.monotonic() + ASKS_SLURM_S if name == "healthcheck" else math.inf
-    return Hook(site, environ, context, give_up_s=give_up_s)
+    hook = Hook(site, environ, context, give_up_s=give_up_s)
+    answer: bool = importlib.import_module(f"slurm_health.node.hooks.{name}").run(hook)
+    return answer
 
 
 def _log(name: str, text: str) -> None:
-    from slurm_health.node.hooks.log import Log
+    from slurm_health.node.log import Log
     from slurm_health.node.run import node_name
 
     Log(name, node_name(os.environ), os.environ.get("SLURM_JOB_ID", "")).error(text)

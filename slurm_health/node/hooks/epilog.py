@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from slurm_health.node.hooks.hook import Hook, number
+from slurm_health.node.hook import Hook, number
 from slurm_health.node.hooks.user_journal import (
     JobEnded,
     Unreadable,
@@ -18,7 +20,7 @@ from slurm_health.node.hooks.user_journal import (
     append_held,
     job_of,
 )
-from slurm_health.node.rules.finding import WELL, node_faults
+from slurm_health.node.rules.finding import Status, is_worse, node_faults
 from slurm_health.node.rules.settings import AccusationPolicy
 from slurm_health.node.run import confirming
 from slurm_health.node.state import load_slurm
@@ -27,6 +29,10 @@ from slurm_health.records.errors import SlurmError
 if TYPE_CHECKING:  # most jobs accuse no node, and their epilogs load none of it
     from slurm_health.node.drain import Cause
     from slurm_health.node.rules.accusations import Accusation
+
+
+# Tests of this node for users' jobs are so far apart.
+_APART_S = 600.0
 
 
 def run(hook: Hook) -> bool:
@@ -43,11 +49,11 @@ def run(hook: Hook) -> bool:
 def _record_left(hook: Hook) -> None:
     """Record processes of the job that cannot be ended, on the node and in the job's journal.
 
-    Where the checks have nothing to report and no hook has seen any, nothing is read.
+    If no check reports more than a warning, and no hook has seen any, nothing is read.
     """
     site, job = hook.site, number(hook.environ, "SLURM_JOB_ID", 0)
-    before, _ = load_slurm(site.state, hook.node)
-    suspicious = any(result.status not in WELL for result in hook.results)
+    before = load_slurm(site.state, hook.node)
+    suspicious = any(is_worse(result.status, Status.WARN) for result in hook.results)
     if site.recovery.slurm_drains == "off" or not job:
         return
     if not suspicious and (before is None or before.job != job):
@@ -93,24 +99,21 @@ def _accused(hook: Hook) -> Cause | None:
     from slurm_health.node.hooks import partners
     from slurm_health.node.rules.accusations import effective
 
-    accusation = effective(accused)
-    if partners.is_of_sweep(hook.site, ended.uid):
-        if accusation is None:
-            _delete_marks(hook)
-            return None
-        confirmed = _confirmed(hook, ended, accusation)
-        if confirmed is not None or accusation.slow:
-            return confirmed
-        return _unconfirmed(ended, "sweep", accusation.text)
+    accusation, is_sweep = effective(accused), partners.is_of_sweep(hook.site, ended.uid)
     if accusation is None:
+        if is_sweep:
+            _delete_marks(hook)
         return None
-    what = "calls this node slow" if accusation.slow else "accuses this node"
-    hook.log.warning(f"user {ended.uid} {what}: {accusation.text}")
-    if hook.site.accusations.policy is AccusationPolicy.NEVER:
-        return None
-    confirmed = _confirmed(hook, ended, accusation)
+    if not is_sweep:
+        what = "calls this node slow" if accusation.slow else "accuses this node"
+        hook.log.warning(f"user {ended.uid} {what}: {accusation.text}")
+        if hook.site.accusations.policy is AccusationPolicy.NEVER:
+            return None
+    confirmed = _confirmed(hook, accusation, apart_s=0.0 if is_sweep else _APART_S)
     if confirmed is not None or accusation.slow:
         return confirmed
+    if is_sweep:
+        return _unconfirmed(ended, "sweep", accusation.text)
     cause = _marked(hook, ended, accusation)
     if hook.site.sweep.user:
         request = partners.Request(
@@ -138,7 +141,7 @@ def _with_start(hook: Hook, ended: JobEnded) -> JobEnded:
     return msgspec.structs.replace(ended, start_s=start_s) if known else ended
 
 
-def _confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | None:
+def _confirmed(hook: Hook, accusation: Accusation, *, apart_s: float) -> Cause | None:
     """Test this node here and now, as root; return the faults as a cause, None for no fault."""
     # The job's check does not know why a node is slow: a starved processor slows its network down.
     component = "node" if accusation.slow else accusation.component
@@ -147,7 +150,7 @@ def _confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | N
     if not checks:
         hook.log.info(f"not confirmed: no check tests {component}")
         return None
-    with reserve_test(hook.site.state, ended.uid, hook.context.now_s) as why_not:
+    with reserve_test(hook.site.state, hook.context.now_s, apart_s=apart_s) as why_not:
         if why_not:
             hook.log.warning(f"not tested: {why_not}")
             return None
@@ -161,45 +164,38 @@ def _confirmed(hook: Hook, ended: JobEnded, accusation: Accusation) -> Cause | N
 
 
 @contextlib.contextmanager
-def reserve_test(state: Path, uid: int, now_s: float) -> Iterator[str]:
+def reserve_test(state: Path, now_s: float, *, apart_s: float = _APART_S) -> Iterator[str]:
     """Hold the right to test this node; yield why there is none, empty if there is.
 
-    One test at a time, and a few an hour for one user: a test takes processors or GPUs, and a job
-    of one second with a forged journal would be enough to start one beside the jobs of others.
+    One test at a time, and one in `apart_s`: a test takes processors or GPUs, and a job of one
+    second with a forged journal would be enough to start one beside the jobs of others.
     """
-    from slurm_health.node.rules.accusations import TESTS_PER_USER_HOUR, Tested, with_test
-    from slurm_health.node.store import Store, StoreDamaged, StoreUnusable, held
-    from slurm_health.records.text import counted
+    from slurm_health.node.store import held
 
-    store = Store(state / "tested.json", Tested)  # root's: it names users whose jobs accused
+    path = state / "tested.lock"
     with contextlib.ExitStack() as stack:
+        why_not = ""
         try:
-            if not stack.enter_context(held(state / "tested.lock")):
+            before_s = path.stat().st_mtime if path.exists() else -math.inf
+            if not stack.enter_context(held(path)):
                 why_not = "another test of this node is running"
+            elif abs(now_s - before_s) < apart_s:
+                why_not = f"it was tested within {apart_s / 60:g} min"
             else:
-                try:
-                    before = store.load() or {}
-                except StoreDamaged:
-                    before = {}
-                tested = with_test(before, uid, now_s)
-                times = counted(TESTS_PER_USER_HOUR, "time")
-                why_not = f"jobs of user {uid} have had it tested {times} within the hour"
-                if tested is not None:
-                    store.save(tested)
-                    why_not = ""
-        except (OSError, StoreUnusable) as err:
+                os.utime(path, (now_s, now_s))
+        except OSError as err:
             why_not = f"tests cannot be counted in {state}: {err}"
         yield why_not
 
 
 def _delete_marks(hook: Hook) -> None:
     """Delete this node's marks: a check of the sweep measured it and it is healthy."""
-    from slurm_health.node import marks
+    from slurm_health.node.marks import MARKS
     from slurm_health.node.shared import StoreUnusable, in_child
 
     hook.log.info("the sweep has measured no fault: its marks are removed")
     try:
-        in_child(hook.site, lambda: marks.delete(hook.site.breaker, hook.node), type(None))
+        in_child(hook.site, lambda: MARKS.delete(hook.site.breaker, hook.node), type(None))
     except StoreUnusable as err:
         hook.log.warning(f"its marks could not be removed: {err}")
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
-from slurm_health.node.checks.check import Check
 from slurm_health.node.rules.breaker import PER_JOB
 from slurm_health.node.rules.finding import CheckResult
 from slurm_health.node.rules.settings import CONTEXTS
 from slurm_health.node.run import why_not
 from slurm_health.node.site import Site
-from slurm_health.records.text import counted, cut
+from slurm_health.records.text import counted
 
 
 def explain(site: Site, node: str, partition: str | None) -> str:
@@ -41,25 +38,8 @@ def explain(site: Site, node: str, partition: str | None) -> str:
         hang = ", a hang is a fault" if planned.hang_is_fault else ""
         alone = ", retested on an idle node only" if planned.exclusive else ""
         text = f"at worst {planned.severity.value}, {planned.time_limit_s:g} s{hang}{alone}{shadow}"
-        settings = f"{settings_text(planned.check)} [{text}; line {planned.line}]"
-        lines += [f"{planned.name}: {where}", f"    {settings}"]
+        lines += [f"{planned.name}: {where}", f"    {text}; line {planned.line}"]
     return "\n".join(lines) + "\n"
-
-
-def settings_text(check: Check) -> str:
-    """Return a check's settings in one line, without those that require nothing."""
-    shown = {
-        field.name: value
-        for field in msgspec.structs.fields(check)
-        if (value := getattr(check, field.name))
-        or value != field.default
-        or (field.name.startswith("max_") and value is not None)
-    }
-    return ", ".join(f"{name} = {_short(value)}" for name, value in shown.items()) or "no settings"
-
-
-def _short(value: object) -> str:
-    return cut(" ".join(map(str, value)) if isinstance(value, tuple) else str(value), 60)
 
 
 def results_text(results: Sequence[CheckResult]) -> str:

@@ -14,12 +14,12 @@ import os
 import stat
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
 from slurm_health.node import shared, state
-from slurm_health.node.hooks.hook import Hook
+from slurm_health.node.hook import Hook
 from slurm_health.node.rules import drain_note
 from slurm_health.node.rules.finding import UNWATCHED, WELL, CheckResult, Status, node_faults
 from slurm_health.node.rules.recovery import DrainRecord, after_test, is_due
@@ -27,9 +27,6 @@ from slurm_health.node.site import Site, keep_last_good
 from slurm_health.node.store import held
 from slurm_health.records.text import counted, cut
 from slurm_health.system.killable import run_guarded
-
-if TYPE_CHECKING:
-    from slurm_health.node.repair import Repairs
 
 # Of the 36 s in which a health check asks Slurm (`hooks.__main__`): a node is returned within them.
 LONGEST_REPEAT_S = 30.0
@@ -56,8 +53,7 @@ def run(hook: Hook) -> bool:
             free = True
         if free:
             return _run(hook)
-    hook.not_checked = "an earlier health check is still running"
-    hook.log.info(f"nothing is checked: {hook.not_checked}")
+    hook.log.info("nothing is checked: an earlier health check is still running")
     return False
 
 
@@ -67,10 +63,8 @@ def _run(hook: Hook) -> bool:
         from slurm_health.node.repair import is_at_work
 
         if is_at_work(site.state):
-            hook.not_checked = "a step to repair it is under way"
-            hook.log.info(f"{hook.not_checked}: nothing is checked")
+            hook.log.info("a step to repair it is under way: nothing is checked")
             return False
-        _repairs(hook).report_missing()
     keep_last_good(site)
     if site.trouble:
         _report_trouble(hook)
@@ -99,25 +93,15 @@ def _run(hook: Hook) -> bool:
             argv = processes.own_module("slurm_health.node.slurm_drains", site.path)
             with contextlib.suppress(OSError):
                 processes.start_detached(argv, hook.environ)
-        if listed or state.load_slurm(site.state, hook.node)[0] is not None:
-            from slurm_health.node.slurm_drains import Watch  # few nodes need it
+        if listed or state.load_slurm(site.state, hook.node) is not None:
+            from slurm_health.node.slurm_drains import watch  # few nodes need it
 
-            Watch(
-                site, hook.node, hook.context, log=hook.log.write, controller=hook.controller
-            ).run(results, listed)
+            watch(hook, results, listed)
     if site.metrics.directory:
         from slurm_health.node.hooks import metrics  # few sites have them
 
         metrics.write(site, results, node=hook.node, now_s=now_s, drained=record is not None)
     return bool(faults)
-
-
-def _repairs(hook: Hook) -> Repairs:
-    from slurm_health.node.repair import Repairs  # few sites repair, and few nodes need it
-
-    return Repairs(
-        hook.site, hook.node, hook.context, log=hook.log.write, controller=hook.controller
-    )
 
 
 def _report_trouble(hook: Hook) -> None:
@@ -180,13 +164,13 @@ def _recover(hook: Hook, kept: DrainRecord, *, no_fault: bool) -> None:
     only_test = no_fault and not kept.retest and bool(test) and bool(settings.passes)
     due = is_due(after, settings) or (only_test and is_ours)
     if now is not None and (steps or test) and (due or is_ours):
-        repairs, faults = _repairs(hook), [*node_faults(hook.results), *node_faults(results)]
-        if due or passed:
-            with contextlib.suppress(shared.StoreUnusable):  # the next health check saves it
-                repairs.end_last(kept, ())
-        elif steps and (faults or not kept.retest):
-            repairs.consider(kept, now, faults)
-        due = due and repairs.may_return(after, now)
+        from slurm_health.node.repair import advance  # few sites repair, and few nodes need it
+
+        faults = [*node_faults(hook.results), *node_faults(results)]
+        if due:
+            due = advance(hook, after, now, passes=True)
+        elif steps and (faults or not kept.retest) and not passed:
+            advance(hook, kept, now, faults, passes=False)
     if due and now is not None and drain_note.unsigned(now.reason) != kept.reason:
         hook.log.info(f"its checks pass, but Slurm drained it since: {now.reason}")
     elif due:

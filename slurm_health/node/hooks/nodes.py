@@ -8,17 +8,15 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from slurm_health.node import drain, marks, shared, slurm_drains, state
-from slurm_health.node.checks.check import CheckContext, first_few
+from slurm_health.node import drain, shared, slurm_drains
+from slurm_health.node.checks.check import first_few
 from slurm_health.node.hooks import healthcheck
 from slurm_health.node.hooks.healthcheck import LastCheck
+from slurm_health.node.marks import MARKS
 from slurm_health.node.rules import accusations, drain_note, repair
 from slurm_health.node.rules.breaker import DrainEntry, DrainLedger, Ignored, Trip
-from slurm_health.node.rules.finding import CheckResult
-from slurm_health.node.rules.recovery import DrainRecord
 from slurm_health.node.rules.repair import Outcome, RepairAttempt
 from slurm_health.node.rules.slurm_drain import culprit_text, culprits
-from slurm_health.node.run import after_drain, run_again
 from slurm_health.node.shared import StoreUnusable
 from slurm_health.node.site import Site
 from slurm_health.records.nodeset import fold
@@ -33,7 +31,6 @@ _LATE_S, _DAY_S = 3600.0, 86_400.0
 # Of a partition whose breaker has tripped, all nodes may be faulty, and each in its own way.
 _MOST_LEFT = 10
 _STEPS = {
-    Outcome.BEGUN: "under way",
     Outcome.DONE: "done",
     Outcome.FAILED: "failed",
     Outcome.DRY_RUN: "would be taken (dry run)",
@@ -47,13 +44,10 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
         node: its name.
         state: in Slurm.
         since: when the note was set, as Slurm shows it.
-        by: who set it.
         checks: that failed; empty for a note no hook wrote.
         job: after which job; 0 for none.
         text: why it was drained.
         now: what holds it there now.
-        hook: that drained it.
-        last_check: its last health check.
         edited: the note was edited: the drain is its editor's, and nothing of ours lifts it.
         time_s: when it was drained, 0 if the note does not say.
     """
@@ -61,13 +55,10 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     state: str
     since: str
-    by: str
     checks: tuple[str, ...]
     job: int
     text: str
     now: str
-    hook: str = ""
-    last_check: LastCheck | None = None
     edited: bool = False
     time_s: int = 0
 
@@ -83,10 +74,9 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         left_in_pool: the last health checks of faulty nodes that jobs can still start on.
         silent: the nodes without a health check for an hour, or without any; not those that a
             repair step keeps from it.
-        never_checked: the silent nodes without any health check.
         repairs: the steps of the last day by node, the oldest first.
-        marked: the nodes that users' jobs accuse, with the summary of their marks; None if only
-            root may see that.
+        marked: the nodes that users' jobs accuse, with the summary of their marks, for root.
+        overdue: nodes with a step of a repair that has not ended in time, such as a reboot.
         ignored: the nodes that are left in service for a while.
         troubles: problems of config files, with the nodes that use their last good settings.
         by_slurm: nodes that Slurm drained or downed by itself, or that a job does not leave.
@@ -101,9 +91,9 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     ledger_trouble: str
     left_in_pool: list[LastCheck]
     silent: list[str]
-    never_checked: list[str]
     repairs: list[RepairAttempt]
-    marked: dict[str, str] | None
+    marked: dict[str, str]
+    overdue: list[str]
     ignored: dict[str, Ignored]
     troubles: dict[str, list[str]]
     by_slurm: list[slurm_drains.Group] = []
@@ -117,7 +107,11 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         """Whether faulty nodes are in service, or nodes out of it do not return by themselves."""
         waits = any(group.needs_administrator for group in self.by_slurm)
         return waits or bool(
-            self.tripped or self.ledger_trouble or self.left_in_pool or self.troubles
+            self.tripped
+            or self.ledger_trouble
+            or self.left_in_pool
+            or self.troubles
+            or self.overdue
         )
 
 
@@ -128,23 +122,21 @@ def listing(
     completing: Sequence[CompletingJob] = (),
 ) -> Listing:
     """Return the listing. Health checks of nodes that Slurm no longer has are deleted."""
-    records = slurm_drains.RECORDS.load(site.breaker) if site is not None else {}
+    site = site or Site()
+    records = slurm_drains.RECORDS.load(site.breaker)
     by_slurm = slurm_drains.drains_of(nodes, completing, records, now_s)
     after = culprits((*records.values(), *by_slurm), now_s, shared.user_name)
-    shares = site if site is not None and site.breaker.directory else None
-    checked: dict[str, LastCheck] = {}
     known, trouble = _ledger(site)
     ledger = known or DrainLedger()
-    if shares is not None:
-        checked = healthcheck.LAST_CHECKS.load(shares.breaker)
-        healthcheck.LAST_CHECKS.delete_others(shares.breaker, nodes)
+    checked = healthcheck.LAST_CHECKS.load(site.breaker)
+    healthcheck.LAST_CHECKS.delete_others(site.breaker, nodes)
     latest = repair.of_last_day(ledger.repairs, now_s)
     repairs = [attempt for name in sorted(latest) for attempt in latest[name]]
     under_way = {attempt.node for attempt in repairs if attempt.is_under_way(now_s)}
     # A check from the future is by a clock that is wrong, and would never be late.
     silent = [
         name
-        for name in sorted(nodes if shares is not None else ())
+        for name in sorted(nodes if site.breaker.directory else ())
         if name not in under_way
         and (name not in checked or abs(now_s - checked[name].time_s) > _LATE_S)
     ]
@@ -155,26 +147,31 @@ def listing(
             troubles.setdefault(checked[name].trouble, []).append(name)
         if checked[name].faulty and not nodes[name].out_of_pool:
             left.append(checked[name])
-    passes = site.recovery.passes if site else 0
     recent = [c for n, c in sorted(checked.items()) if n in nodes and now_s - c.time_s < _LATE_S]
     return Listing(
-        drained=drained(nodes, ledger, checked, passes),
+        drained=drained(nodes, ledger, checked, site.recovery.passes),
         tripped=known.trips if known is not None else None,
         ledger_trouble=trouble,
         left_in_pool=left,
         silent=silent,
-        never_checked=[name for name in silent if name not in checked],
         repairs=repairs,
-        marked=_marked(shares, now_s),
+        marked=_marked(site, now_s),
+        overdue=[
+            attempt.node
+            for attempt in repairs
+            if attempt.outcome is Outcome.BEGUN
+            and now_s >= attempt.until_s
+            and (attempt.node not in checked or checked[attempt.node].time_s < attempt.until_s)
+        ],
         ignored={n: ignored for n, ignored in ledger.ignored.items() if ignored.until_s > now_s},
         troubles=troubles,
-        by_slurm=slurm_drains.groups_of(site or Site(), by_slurm, records, now_s),
+        by_slurm=slurm_drains.groups_of(site, by_slurm, records, now_s),
         culprits=[culprit_text(name, drains) for name, drains in after.items()],
         returned={
             name: f"{_age(now_s - record.over_s)} ago:"
             f" {slurm_drains.sentence(site, record, record.over_s)}"
             for name, record in sorted(records.items())
-            if site is not None and record.lifted and now_s - record.over_s < _DAY_S
+            if record.lifted and now_s - record.over_s < _DAY_S
         },
         unwatched={check.node: check.unwatched for check in recent if check.unwatched},
         progress={job: text for check in recent for job, text in check.progress.items()},
@@ -196,7 +193,7 @@ def drained(
         if not (node.out_of_pool and drain_note.is_ours(node.reason)):
             continue
         note, entry, check = drain_note.parse(node.reason), _entry_of(node, known), None
-        _, by, since = drain_note.signed(node.reason)
+        _, _, since = drain_note.signed(node.reason)
         # The ledger has the whole text, the note what Slurm's tools show of it.
         text = (entry.text if entry else "") or (
             note.text if note else drain_note.bare_text(node.reason)
@@ -220,13 +217,10 @@ def drained(
                 node=node.name,
                 state=node.state,
                 since=since,
-                by=by,
                 checks=note.checks if note else (),
                 job=note.job if note else 0,
                 text=text,
                 now=now,
-                hook=entry.hook if entry else "",
-                last_check=check,
                 edited=edited,
                 time_s=note.time_s if note else 0,
             )
@@ -248,9 +242,9 @@ def _is_edited(node: Node, entry: DrainEntry | None) -> bool:
     return drain_note.is_edited(node.reason, entry.note if entry else "")
 
 
-def _ledger(site: Site | None) -> tuple[DrainLedger | None, str]:
+def _ledger(site: Site) -> tuple[DrainLedger | None, str]:
     """Return the ledger, None if only root may see it; and why it cannot be used."""
-    if site is None or not site.breaker.directory:
+    if not site.breaker.directory:
         return DrainLedger(), ""
     try:
         return shared.read_ledger(site.breaker), ""
@@ -260,23 +254,17 @@ def _ledger(site: Site | None) -> tuple[DrainLedger | None, str]:
         return DrainLedger(), str(err)
 
 
-def _marked(site: Site | None, now_s: float) -> dict[str, str] | None:
+def _marked(site: Site, now_s: float) -> dict[str, str]:
     """Return the nodes with marks that have not expired, with the summary and who left them."""
     marked: dict[str, str] = {}
-    try:
-        for node in marks.marked_nodes(site.breaker) if site else ():
-            alive = accusations.alive(marks.of_node(site.breaker, node), now_s) if site else ()
-            if alive:
-                users = {mark.uid: shared.user_name(mark.uid) for mark in alive}
-                who = ", ".join(
-                    f"job {mark.job} of {users[mark.uid]} {_age(now_s - mark.time_s)} ago"
-                    for mark in alive
-                )
-                marked[node] = f"{accusations.summary(alive)} ({who})"
-    except shared.StoreForRoot:
-        return None
-    except StoreUnusable:
-        return {}  # the trouble of the ledger is reported
+    for node, own in sorted(MARKS.load(site.breaker).items()):
+        if alive := accusations.alive(own, now_s):
+            users = {mark.uid: shared.user_name(mark.uid) for mark in alive}
+            who = ", ".join(
+                f"job {mark.job} of {users[mark.uid]} {_age(now_s - mark.time_s)} ago"
+                for mark in alive
+            )
+            marked[node] = f"{accusations.summary(alive)} ({who})"
     return marked
 
 
@@ -335,21 +323,18 @@ def text(report: Listing, now_s: float) -> str:
         for node, ignored in sorted(report.ignored.items())
     ]
     more += [f"returned: {node} {text}" for node, text in report.returned.items()]
-    more += [f"marked: {node}: {summary}" for node, summary in (report.marked or {}).items()]
+    more += [f"marked: {node}: {summary}" for node, summary in report.marked.items()]
     more += [f"{node}: {text}" for node, text in report.unwatched.items()]
     more += [f"job {job}: {text}" for job, text in report.progress.items() if text]
     for attempt in report.repairs:
-        when, how = f"{_age(now_s - attempt.time_s)} ago", _STEPS[attempt.outcome]
-        if attempt.outcome is Outcome.BEGUN:
-            how += f", {max(0.0, attempt.until_s - now_s) / 60:.0f} min left"
+        when, left_s = f"{_age(now_s - attempt.time_s)} ago", attempt.until_s - now_s
+        under_way = f"under way, {left_s / 60:.0f} min left" if left_s > 0 else "not over in time"
+        how = _STEPS.get(attempt.outcome, under_way)
         why = f": {attempt.text}" if attempt.text else ""
         more.append(f"repair: {attempt.node}: {attempt.step.value}, {when}: {how}{why}")
-    late = sorted({*report.silent} - {*report.never_checked})
-    for what, names in (("for an hour", late), ("yet", report.never_checked)):
-        if names:
-            more.append(
-                f"no health check {what}: {first_few(names)} ({counted(len(names), 'node')})"
-            )
+    if report.silent:
+        names = f"{first_few(report.silent)} ({counted(len(report.silent), 'node')})"
+        more.append(f"no health check within the hour: {names}")
     return body + "".join(f"{line}\n" for line in more)
 
 
@@ -362,34 +347,10 @@ def _age(age_s: float) -> str:
 # --- what an administrator does ------------------------------------------------------------------
 
 
-def repeat(site: Site, kept: DrainRecord, place: CheckContext) -> list[CheckResult]:
-    """Run again, on this node, the checks that it was drained for."""
-    planned = [check for check in site.planned if check.name in kept.retest]
-    return run_again(planned, after_drain(place, kept))
-
-
-def doubts(
-    site: Site,
-    names: Sequence[str],
-    checked: Mapping[str, LastCheck],
-    here: str,
-    place: CheckContext,
-) -> dict[str, str]:
-    """Return the nodes that are still faulty, with the faults.
-
-    The checks that this node was drained for run now; other nodes are judged by their last health
-    check.
-    """
-    checks = {name: checked[name] for name in names if name in checked}
-    kept = state.load_record(site.state, here) if here in names else None
-    if kept is not None:
-        results = repeat(site, kept, place)
-        checks[here] = healthcheck.last_check_of(results, node=here, now_s=place.now_s)
-    return {
-        name: f"{_age(place.now_s - check.time_s)} ago: {check.text}"
-        for name, check in checks.items()
-        if check.faulty
-    }
+def doubts(names: Sequence[str], checked: Mapping[str, LastCheck], now_s: float) -> dict[str, str]:
+    """Return the nodes that are still faulty by their last health check, with the faults."""
+    checks = [checked[name] for name in names if name in checked]
+    return {c.node: f"{_age(now_s - c.time_s)} ago: {c.text}" for c in checks if c.faulty}
 
 
 def release(
@@ -425,22 +386,17 @@ def _release_one(
     if _is_edited(now, _entry_of(now, known)):
         resume = f"scontrol update NodeName={name} State=RESUME"
         return f"not released: its note was edited since, so the drain is another's: {resume}"
-    try:
-        why_kept = marks.why_not_removable(site.breaker, name)
-    except StoreUnusable as err:
-        why_kept = str(err)
-    note = drain_note.parse(now.reason)
-    if why_kept and note is not None and note.checks == (MARKED,):
-        return f"not released: the next mark would drain it again, and its marks stay: {why_kept}"
-    why_not = drain.undrain(controller, now)
-    if why_not:
-        return f"not released: {why_not}"
-    drain.count_return(site, name)
-    if not why_kept:
+    why_kept, note = "", drain_note.parse(now.reason)
+    if site.breaker.directory:
         try:
-            marks.delete(site.breaker, name)
+            MARKS.delete(site.breaker, name)
         except StoreUnusable as err:
             why_kept = str(err)
+    if why_kept and note is not None and note.checks == (MARKED,):
+        return f"not released: the next mark would drain it again, and its marks stay: {why_kept}"
+    if why_not := drain.undrain(controller, now):
+        return f"not released: {why_not}"
+    drain.count_return(site, name)
     return f"{RELEASED}; its marks are kept: {why_kept}" if why_kept else RELEASED
 
 

@@ -15,18 +15,16 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_health.node import marks, shared
-from slurm_health.node.hooks.log import Log
+from slurm_health.node import shared
+from slurm_health.node.log import Log
+from slurm_health.node.marks import MARKS
 from slurm_health.node.rules import accusations
 from slurm_health.node.shared import StoreUnusable
 from slurm_health.node.site import Site, load
 from slurm_health.records.decoding import from_json
-from slurm_health.records.text import cut, one_line
 from slurm_health.system import SYSTEM_PATH, processes
 
 _LIMIT_S = 120.0
-_LAST_BYTES = 4096
-_SHOWN = 300
 _SITE_FILE = "SLURM_HEALTH_CONFIG"
 
 
@@ -69,9 +67,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     def marked() -> list[str]:
         return [
             node
-            for node in marks.marked_nodes(site.breaker)
-            if node != request.node
-            and accusations.alive(marks.of_node(site.breaker, node), request.time_s)
+            for node, own in MARKS.load(site.breaker).items()
+            if node != request.node and accusations.alive(own, request.time_s)
         ]
 
     try:
@@ -93,20 +90,14 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     named = {name: environ[name] for name in ("SLURM_CONF",) if name in environ}
     try:
         home = pwd.getpwnam(site.sweep.user).pw_dir
-        ended = processes.run(
+        output = processes.run_for_site(
             processes.own_command("sweep", *words, *more),
-            environ={"PATH": path, "LC_ALL": "C.UTF-8", "HOME": home, _SITE_FILE: config, **named},
-            deadline_s=_LIMIT_S,
-            directory=Path("/"),
-            last_bytes=_LAST_BYTES,
+            _LIMIT_S,
+            environ={"PATH": path, "HOME": home, _SITE_FILE: config, **named},
             user=site.sweep.user if os.geteuid() == 0 else None,
         )
-    except (OSError, TimeoutError, KeyError) as err:
-        log.warning(f"not checked with partners: {type(err).__name__}: {err}")
-        return 1
-    output = cut(one_line((ended.stdout + ended.stderr).decode(errors="replace")), _SHOWN)
-    if ended.returncode:
-        log.warning(f"not checked with partners: {output}")
+    except (processes.CommandFailed, KeyError) as err:
+        log.warning(f"not checked with partners: {err}")
         return 1
     log.info(f"checked with partners, as {site.sweep.user}: {output}")
     return 0

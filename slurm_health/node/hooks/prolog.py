@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from slurm_health.node.hooks.hook import Hook
+from slurm_health.node.hook import Hook
 from slurm_health.node.rules.finding import node_faults
 
 

@@ -11,8 +11,8 @@ import contextlib
 import msgspec
 
 from slurm_health.node import slurm_drains
+from slurm_health.node.hook import Hook, number
 from slurm_health.node.hooks.healthcheck import HEALTH_FILE, NodeHealth
-from slurm_health.node.hooks.hook import Hook, number
 from slurm_health.records.decoding import from_json
 
 

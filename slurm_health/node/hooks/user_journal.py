@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from slurm_health.node.hooks.hook import number
+from slurm_health.node.hook import number
 from slurm_health.node.site import Site
 from slurm_health.records.decoding import from_msgpack
-from slurm_health.system import private_files
 from slurm_health.system.killable import (
     Answered,
     Broke,
@@ -33,7 +32,6 @@ if TYPE_CHECKING:  # most jobs accuse no node, and their epilogs load none of it
     from slurm_health.node.rules.accusations import Accusation
 
 _DEFAULT_ROOT = "~/.slurm-health/journal"
-_MASTER = "master.jsonl"
 # No attempt has as many runs; of more, the last ones count.
 _MOST_RUNS = 50
 _MOST_BYTES = 16 << 20
@@ -173,7 +171,17 @@ def _read(root: Path, ended: JobEnded, node: str) -> Iterator[Accusation]:
     except OSError as err:
         raise Unreadable(f"{place}: {err.strerror or err}") from err
     from slurm_health.node.rules.accusations import from_journal
-    from slurm_health.system.journal import attempt_and_check, label_of, name_of, runs_of
+    from slurm_health.records.errors import JournalError, RecordTooNew
+    from slurm_health.system.journal import (
+        MASTER,
+        Reader,
+        attempt_and_check,
+        job_directory,
+        label_of,
+        name_of,
+        opened,
+        runs_of,
+    )
 
     directory = name_of(root, ended.cluster, str(ended.job), ended.uid, quick=True)
     try:
@@ -187,21 +195,22 @@ def _read(root: Path, ended: JobEnded, node: str) -> Iterator[Accusation]:
         attempts = {ended.attempt, max(0, ended.attempt - 1)}
         runs = {run for run in runs if run[0] in attempts} | {(attempt, 1) for attempt in attempts}
     for label in (label_of(*run) for run in sorted(runs)[-_MOST_RUNS:]):
-        data = _read_run(root, ended, (directory, label))
-        accusation = from_journal(data, node=node, job=ended.job) if data else None
+        reader = Reader(
+            job_directory(root, ended.cluster, directory) / label, MASTER, of_anybody=True
+        )
+        name = reader.path.name
+        try:
+            with opened(reader.path.parent, ended.uid) as handle:
+                file = os.stat(name, dir_fd=handle, follow_symlinks=False)
+                if file.st_size > _MOST_BYTES:
+                    raise Unreadable(f"{label}: {name} has {file.st_size} bytes")
+                # The journal of an older job with this id says nothing.
+                is_own = file.st_mtime >= ended.start_s - _OF_ANOTHER_JOB_S
+                entries = reader.take(reader.fetch(handle)) if is_own else []
+        except (FileNotFoundError, RecordTooNew):
+            continue
+        except (OSError, JournalError) as err:
+            raise Unreadable(f"{label}: {getattr(err, 'strerror', None) or err}") from err
+        accusation = from_journal([entry.record for entry in entries], node=node, job=ended.job)
         if accusation is not None:
             yield accusation
-
-
-def _read_run(root: Path, ended: JobEnded, run_of_job: tuple[str, str]) -> bytes:
-    levels = (ended.cluster, *run_of_job)
-    try:
-        with private_files.directory(root, *levels, owner=ended.uid) as run:
-            written_s = os.stat(_MASTER, dir_fd=run, follow_symlinks=False).st_mtime
-            if written_s < ended.start_s - _OF_ANOTHER_JOB_S:
-                return b""  # the journal of an older job with this id
-            return private_files.read(run, _MASTER, most_bytes=_MOST_BYTES)
-    except FileNotFoundError:
-        return b""
-    except OSError as err:
-        raise Unreadable(f"{run_of_job[1]}: {err.strerror or err}") from err

@@ -5,34 +5,27 @@ A journal is its owner's: every byte may have been written to have a node draine
 shape of it counts, about one node and one job. An accusation that no local check confirms is kept
 as a mark, and marks count only if different users leave them.
 
-Root's test of an accused node costs its other jobs time, so it is limited too.
-
 A test of one node cannot see what is wrong between nodes: a marked node is due in the next sweep,
 with partners.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import msgspec
 
 from slurm_health.node.rules.settings import Accusations
-from slurm_health.records.record_codec import NewerVersion, decode
-from slurm_health.records.records import RunStarted, VerdictReached
+from slurm_health.records.records import Record, RunStarted, VerdictReached
 from slurm_health.records.text import counted, plain
 from slurm_health.records.verdict import Level
 
 _TEXT = 160
-_MOST_LINES = 200_000
-_HOUR_S = 3600.0
-_DAY_S = 24 * _HOUR_S
+_DAY_S = 86_400.0
 _MOST_MARKS = 200
 # After a week a mark expires.
 _MARK_S = 7 * _DAY_S
-# A test takes processors or GPUs from other jobs.
-TESTS_PER_USER_HOUR = 2
 
 Short = Annotated[str, msgspec.Meta(max_length=_TEXT)]
 
@@ -62,21 +55,15 @@ class Accusation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return f"{self.component}: {self.reason}"
 
 
-def from_journal(data: bytes, *, node: str, job: int) -> Accusation | None:
-    """Return the last verdict about a node in the master's file of one run; None for no verdict.
+def from_journal(records: Iterable[Record | None], *, node: str, job: int) -> Accusation | None:
+    """Return the last verdict about a node in the master's records of one run; None for none.
 
-    The file of another job, of a run without this node or of a newer version has none; nor has
-    one whose verdict is undecided about the node, or names it twice. Raises nothing.
+    The run of another job, or without this node, has none; nor has one whose verdict is undecided
+    about the node, or names it twice. Raises nothing.
     """
     started: RunStarted | None = None
     reached: VerdictReached | None = None
-    for line in data.splitlines()[:_MOST_LINES]:
-        try:
-            record = decode(line).record
-        except NewerVersion:
-            return None
-        except ValueError:
-            continue  # torn or foreign
+    for record in records:
         if isinstance(record, RunStarted) and started is None:
             started = record
         elif isinstance(record, VerdictReached):
@@ -115,33 +102,6 @@ def effective(accusations: Sequence[Accusation]) -> Accusation | None:
         kept = [] if accusation.level is Level.HEALTHY else [*kept, accusation]
     faulty = [accusation for accusation in kept if not accusation.slow]
     return next(reversed(faulty or kept), None)
-
-
-Tested = dict[int, tuple[float, ...]]
-
-
-def with_test(
-    tested: Mapping[int, Sequence[float]],
-    uid: int,
-    now_s: float,
-    most: int = TESTS_PER_USER_HOUR,
-) -> Tested | None:
-    """Count one more test of this node because of a user; None if they have had enough.
-
-    Args:
-        tested: by user, the times of tests of this node.
-        uid: the user.
-        now_s: seconds since the epoch.
-        most: tests within an hour for one user.
-    """
-    recent = {
-        user: tuple(time_s for time_s in times if abs(now_s - time_s) <= _HOUR_S)
-        for user, times in tested.items()
-    }
-    own = recent.get(uid, ())
-    if len(own) >= most:
-        return None
-    return {user: times for user, times in recent.items() if times} | {uid: (*own, now_s)}
 
 
 def _short(text: str) -> str:

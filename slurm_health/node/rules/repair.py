@@ -76,10 +76,11 @@ class RepairAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class NextStep(msgspec.Struct, frozen=True, kw_only=True):
-    """The step to take, None for none; and why."""
+    """The step to take, None for none; and why. `is_open`: the node may return to service."""
 
     step: RepairStep | None
     why: str
+    is_open: bool = False
 
 
 def first_step(failed: Sequence[CheckResult], settings: Repair) -> RepairStep:
@@ -98,87 +99,108 @@ def first_step(failed: Sequence[CheckResult], settings: Repair) -> RepairStep:
     return max(steps, key=LADDER.index)
 
 
-def next_repair(
+def next_step(
     first: RepairStep,
-    attempts: Iterable[RepairAttempt],
+    attempts: Sequence[RepairAttempt],
     *,
     node: str,
     drain: str,
     settings: Repair,
     now_s: float,
 ) -> NextStep:
-    """Return the next step for a node that is still faulty, or that no check of its own can clear.
+    """Return the next step for a drained node.
 
     Args:
-        first: the first step for its faults.
+        first: the first step for its faults; TEST if its checks pass.
         attempts: the steps of all nodes.
         node: its name.
         drain: the note that it is drained with.
         settings: the site's.
         now_s: the time.
     """
-    attempts = tuple(attempts)
-    of_node = [a for a in attempts if a.node == node and abs(now_s - a.time_s) < _DAY_S]
-    for attempt in of_node:
-        if attempt.drain != drain:
-            continue
+    of_drain = [attempt for attempt in attempts if (attempt.node, attempt.drain) == (node, drain)]
+    if first is RepairStep.TEST:
+        return _next_test(of_drain, settings, now_s)
+    recent = [attempt for attempt in attempts if abs(now_s - attempt.time_s) < _DAY_S]
+    for attempt in of_drain:
         if attempt.is_under_way(now_s):
             return NextStep(step=None, why=f"{attempt.step.value} is under way")
-        if attempt.outcome is Outcome.DRY_RUN:
+        if attempt in recent and attempt.outcome is Outcome.DRY_RUN:
             return NextStep(step=None, why="dry run: nothing is done")
-        if attempt.step is RepairStep.ADMINISTRATOR:
+        if attempt in recent and attempt.step is RepairStep.ADMINISTRATOR:
             return NextStep(step=None, why="it waits for an administrator")
-    taken = [attempt.step for attempt in of_node if attempt.outcome is not Outcome.DRY_RUN]
+    done = [attempt for attempt in recent if attempt.outcome is not Outcome.DRY_RUN]
+    taken = [attempt.step for attempt in done if attempt.node == node]
     allowed = [step for step in LADDER[LADDER.index(first) :] if step.value in settings.steps]
-    left = [step for step in allowed if step not in taken]
-    if not left:
+    step = next((step for step in allowed if step not in taken), None)
+    if step is None:
         return NextStep(step=None, why="no step that the site allows is left")
-    in_hour = [
-        attempt
-        for attempt in attempts
-        if abs(now_s - attempt.time_s) < _HOUR_S
-        and attempt.step in (RepairStep.RESET, RepairStep.REBOOT)
-        and attempt.outcome is not Outcome.DRY_RUN
-    ]
-    if left[0] is not RepairStep.ADMINISTRATOR and len(in_hour) >= _MOST_PER_HOUR:
-        why = f"{counted(len(in_hour), 'step')} within the hour, the limit for all nodes"
+    in_hour = sum(
+        now_s - attempt.time_s < _HOUR_S and attempt.step in (RepairStep.RESET, RepairStep.REBOOT)
+        for attempt in done
+    )
+    if step is not RepairStep.ADMINISTRATOR and in_hour >= _MOST_PER_HOUR:
+        why = f"{counted(in_hour, 'step')} within the hour, the limit for all nodes"
         return NextStep(step=None, why=why)
     before = ", ".join(step.value for step in taken)
-    return NextStep(
-        step=left[0], why=f"after {before}" if before else "the first step for this fault"
-    )
+    return NextStep(step=step, why=f"after {before}" if before else "the first step for this fault")
 
 
-class Gate(Enum):
-    """Whether a node that passes its checks may return to service."""
+def _next_test(of_drain: Sequence[RepairAttempt], settings: Repair, now_s: float) -> NextStep:
+    """Return whether a node that passes its checks may return, or has to pass the site's test.
 
-    OPEN = "open"
-    TEST_NEEDED = "test needed"
-    TESTING = "testing"
-    TEST_FAILED = "test failed"
-
-
-def gate(
-    attempts: Iterable[RepairAttempt], *, node: str, drain: str, settings: Repair, now_s: float
-) -> tuple[Gate, RepairAttempt | None]:
-    """Return whether a node may return to service, and the test that decides it.
-
-    Without a test of the site's, it may. A test that was cut off, as by a reboot, is begun again
-    once; the second time it counts as failed.
+    A test that was cut off, as by a reboot, is begun again once; the second time it has failed.
     """
-    if not settings.test:
-        return Gate.OPEN, None
-    tests = [a for a in attempts if (a.node, a.drain, a.step) == (node, drain, RepairStep.TEST)]
-    if not tests:
-        return Gate.TEST_NEEDED, None
-    last = max(tests, key=lambda attempt: attempt.time_s)
-    if last.is_under_way(now_s):
-        return Gate.TESTING, last
-    if last.outcome is Outcome.DONE:
-        return Gate.OPEN, last
-    if last.outcome is Outcome.BEGUN and len(tests) == 1:
-        return Gate.TEST_NEEDED, last
-    return Gate.TEST_FAILED, last
+    tests = [attempt for attempt in of_drain if attempt.step is RepairStep.TEST]
+    last = max(tests, key=lambda attempt: attempt.time_s, default=None)
+    if not settings.test or (last is not None and last.outcome is Outcome.DONE):
+        return NextStep(step=None, why="", is_open=True)
+    if last is not None and last.is_under_way(now_s):
+        return NextStep(step=None, why="the test of [repair] is running")
+    if last is None or (last.outcome is Outcome.BEGUN and len(tests) == 1):
+        return NextStep(step=RepairStep.TEST, why="its checks pass: the test of [repair] begins")
+    why = last.text if last.outcome is Outcome.FAILED else "it did not end, twice"
+    called = any(attempt.step is RepairStep.ADMINISTRATOR for attempt in of_drain)
+    step = None if called else RepairStep.ADMINISTRATOR
+    return NextStep(step=step, why=f"the test of [repair] failed: {why}")
+
+
+def ended(
+    attempts: Iterable[RepairAttempt], node: str, drain: str, faults: str, now_s: float
+) -> RepairAttempt | None:
+    """Return how the last repair for a drain has ended; None if it has not, or that is known.
+
+    A reboot is over when Slurm has the node back, idle, as it has now.
+
+    Args:
+        attempts: the steps of all nodes.
+        node: its name.
+        drain: the note that it is drained with.
+        faults: what its checks have just measured; empty if they pass.
+        now_s: the time.
+    """
+    repairs = [
+        attempt
+        for attempt in attempts
+        if (attempt.node, attempt.drain) == (node, drain) and attempt.step in LADDER
+    ]
+    last = max(repairs, key=lambda attempt: attempt.time_s, default=None)
+    if last is None or last.step is RepairStep.ADMINISTRATOR:
+        return None
+    is_over = last.outcome is Outcome.DONE or last.step is RepairStep.REBOOT
+    match last.outcome:
+        case Outcome.BEGUN if not faults and is_over:
+            return with_outcome(last, Outcome.DONE, "it is back")
+        case Outcome.BEGUN | Outcome.DONE if faults and is_over:
+            return with_outcome(last, Outcome.FAILED, f"the fault is still there: {faults}")
+        case Outcome.BEGUN if faults and now_s >= last.until_s:
+            return with_outcome(last, Outcome.FAILED, "it did not end in time")
+    return None
+
+
+def with_outcome(attempt: RepairAttempt, outcome: Outcome, text: str) -> RepairAttempt:
+    """Return an attempt with how it ended."""
+    return msgspec.structs.replace(attempt, outcome=outcome, text=text)
 
 
 def with_attempt(
@@ -193,19 +215,6 @@ def with_attempt(
         and abs(new.time_s - attempt.time_s) < _KEPT_S
     ]
     return (*others, new)[-_MOST_KEPT:]
-
-
-def unfinished(attempts: Iterable[RepairAttempt], node: str, drain: str) -> RepairAttempt | None:
-    """Return the last repair for this drain, until it is known whether it helped."""
-    repairs = [
-        attempt
-        for attempt in attempts
-        if (attempt.node, attempt.drain) == (node, drain) and attempt.step is not RepairStep.TEST
-    ]
-    last = max(repairs, key=lambda attempt: attempt.time_s, default=None)
-    if last is None or last.step is RepairStep.ADMINISTRATOR:
-        return None
-    return last if last.outcome in (Outcome.BEGUN, Outcome.DONE) else None
 
 
 def of_last_day(

@@ -8,7 +8,7 @@ own anew. Its text and its time count.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -55,19 +55,18 @@ _BY_JOBS = ("epilog-error", "job-environment")
 class Resource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A mount, or a GPU by its index, that a process waits for or holds.
 
-    `device` names a mount in /proc/self/mountinfo; `source` is its server.
+    `kind` is the type of the mount, `source` its device or server.
     """
 
     name: str
     kind: str = ""
     source: str = ""
-    device: str = ""
     gpu: int | None = None
 
     @property
     def text(self) -> str:
         """The mount point with its source, or the GPU."""
-        return f"{self.name} ({self.source or self.kind})" if self.device else self.name
+        return f"{self.name} ({self.source or self.kind})" if self.kind else self.name
 
 
 class HeldProcess(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -82,7 +81,6 @@ class HeldProcess(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         wait: the function of the kernel that it waits in.
         stack: of the kernel, the innermost function first.
         killed: SIGKILL has been sent and does not end it.
-        rank: of its job's processes; -1 if unknown.
         file: that it waits for, if its system call names an open one.
         resources: that it waits for or holds.
         gpu_bytes: of GPU memory that it has not freed.
@@ -96,7 +94,6 @@ class HeldProcess(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     wait: str = ""
     stack: tuple[str, ...] = ()
     killed: bool = False
-    rank: int = -1
     file: str = ""
     resources: tuple[Resource, ...] = ()
     gpu_bytes: int = 0
@@ -109,11 +106,10 @@ class HeldProcess(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     @property
     def text(self) -> str:
         """Its name, and what keeps it."""
-        rank = f" (rank {self.rank})" if self.rank >= 0 else ""
         state = _STATES.get(self.state)
         where = f" in {self.wait}" if self.wait and not state else ""
         gpu = f", holds {self.gpu_bytes / 1e9:.3g} GB of GPU memory" if self.gpu_bytes else ""
-        return f"{self.name}({self.pid}){rank} {state or f'in {self.state} state'}{where}{gpu}"
+        return f"{self.name}({self.pid}) {state or f'in {self.state} state'}{where}{gpu}"
 
 
 class SlurmDrain(DrainRecord, frozen=True, kw_only=True, omit_defaults=True):
@@ -210,40 +206,6 @@ def bound(
     )
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """What a health check measured on a node that Slurm drained.
-
-    Args:
-        why_not_ours: why the node is not idle and drained with this reason alone; empty if it is.
-        left: processes that are still there.
-        silent: by resource, why it does not answer.
-        spool: why SlurmdSpoolDir cannot be used.
-        faults: of the node's own checks, and checks that could not measure.
-        checks: how many checks ran.
-        waits: a drain of ours below Slurm's that is not over, or what could not be read.
-    """
-
-    why_not_ours: str = ""
-    left: tuple[HeldProcess, ...] = ()
-    silent: Mapping[str, str] = {}
-    spool: str = ""
-    faults: tuple[str, ...] = ()
-    checks: int = 0
-    waits: str = ""
-
-
-def obstacle(look: Look) -> str:
-    """Return what keeps the node out, the most telling first; empty if its cause is gone.
-
-    A node without a check of its own never returns: nothing has tested it.
-    """
-    parts = [process.text for process in look.left]
-    parts += [f"{name} {why}" for name, why in look.silent.items()]
-    parts += [look.spool, *look.faults, look.waits]
-    parts += [] if look.checks else ["no check of this node has passed"]
-    return "; ".join(filter(None, parts)) or look.why_not_ours
-
-
 def why_not_lift(drain: SlurmDrain, *, setting: str, others: Iterable[SlurmDrain]) -> str:
     """Return why a drain is not lifted now; empty if it is.
 
@@ -303,7 +265,7 @@ def _causes(drain: SlurmDrain) -> Iterator[tuple[str, str]]:
     """Yield what a drain may share with others, with its words."""
     yield f"reason {drain.kind}", drain.row.meaning
     for item in drain.resources:
-        if item.device:
+        if item.kind:
             yield f"mount {item.source} {item.name}", f"all wait for {item.text}"
     if drain.job:
         yield f"job {drain.array or drain.job}", f"all after job {drain.array or drain.job}"
@@ -370,7 +332,7 @@ def culprit_text(name: str, drains: Sequence[SlurmDrain]) -> str:
 def advice_for(drains: Sequence[SlurmDrain]) -> str:
     """Return what the owner of jobs that drained nodes can do."""
     waits = {process.wait for drain in drains for process in drain.held}
-    mounts = [item for drain in drains for item in drain.resources if item.device]
+    mounts = [item for drain in drains for item in drain.resources if item.kind]
     if any("dump" in wait for wait in waits):
         return "its core dumps take longer than UnkillableStepTimeout: ulimit -c 0"
     if mounts:

@@ -7,15 +7,15 @@ import msgspec
 import pytest
 
 from slurm_health.node.checks.check import Check, CheckContext
-from slurm_health.node.checks.clock import Clock, ClockSource, ClockState, Cpus, read_clock
+from slurm_health.node.checks.clock import ClockSource, Cpus
 from slurm_health.node.checks.external import File
 from slurm_health.node.checks.filesystem import Filesystem
 from slurm_health.node.checks.kernel_log import KernelLog
 from slurm_health.node.checks.memory import Edac, Memory, Swap
 from slurm_health.node.checks.network import Ethernet, InfiniBand
-from slurm_health.node.checks.tasks import Daemon, Load, Uninterruptible
-from slurm_health.node.rules.finding import Status, capped
-from tests.node.checks.conftest import IB, find_out, process
+from slurm_health.node.checks.tasks import Daemon, Load
+from slurm_health.node.rules.finding import Status
+from tests.node.checks.conftest import IB, find_out
 from tests.support.sites import tree
 
 NODE, USER = Status.NODE_FAULT, Status.USER_FAULT
@@ -29,7 +29,6 @@ HEALTHY: list[Check] = [
     Edac(),
     Filesystem(path="/scratch", fstype="ext4", writable=True),
     Load(),
-    Uninterruptible(),
     Daemon(name="munged"),
     ClockSource(),
     Cpus(min_online=128),
@@ -62,7 +61,6 @@ FAULTS: list[tuple[Check, dict[str, str], Status, str]] = [
     (Filesystem(path="/scratch", fstype="xfs"), {}, NODE, "is ext4, expected xfs"),
     (Filesystem(path="/scratch", writable=True), RO_MOUNTS, NODE, "/scratch is mounted read-only"),
     (Load(), {"/proc/loadavg": "900 800 700 1/900 1\n"}, Status.WARN, "load 800 over 5 min"),
-    (Uninterruptible(max_count=0), process(9, "ls", "D"), Status.WARN, "limit 0: ls(9)"),
     (Daemon(name="chronyd"), {}, NODE, "no process chronyd of a system account"),
     (ClockSource(), {CLOCK: "hpet\n"}, NODE, "clock source hpet"),
     (Cpus(min_online=129), {}, NODE, "128 CPUs online, limit 129"),
@@ -212,14 +210,3 @@ def test_a_garbled_memory_of_the_last_run_is_as_good_as_none(text: str, well: Ch
     (kept,) = (well.state / "history").iterdir()
     kept.write_text(text)
     assert find_out(check, later(well, 60)).status is Status.PASS
-
-
-def test_the_kernel_tells_its_clocks_state() -> None:
-    assert isinstance(read_clock().offset_ms, float)
-
-
-def test_a_clock_nobody_disciplines_warns() -> None:
-    found = Clock().judge(ClockState(synchronised=False, offset_ms=0))
-    assert capped(found, Clock.SEVERITY).status is Status.WARN
-    off = Clock().judge(ClockState(synchronised=True, offset_ms=-2500))
-    assert "-2500 ms off, limit 100" in off.text

@@ -19,23 +19,6 @@ from tests.support.sites import load_site, tree
 from tests.support.supervised import write_executable
 
 
-@pytest.mark.root
-@pytest.mark.parametrize(
-    ("owned", "level"), [(None, None), ("textfile", "change"), ("exporter", "change")]
-)
-def test_a_metrics_directory_that_another_account_can_change_is_named(
-    tmp_path: Path, owned: str | None, level: str | None
-) -> None:
-    place = tmp_path / "exporter" / "textfile"
-    place.mkdir(parents=True)
-    if owned:
-        os.chown(next(each for each in (place, place.parent) if each.name == owned), 65534, -1)
-    site = load_site(tmp_path / "etc", f"[metrics]\ndirectory='{place}'\n[checks.memory]\n")
-    told = by_level(machine.advise_machine(site, "lab", tree(tmp_path / "machine", {})))
-    said = {each for each, texts in told.items() if any("root writes metrics" in t for t in texts)}
-    assert said == ({level} if level else set())
-
-
 @pytest.mark.parametrize(("kind", "told"), [("nfs4", True), ("xfs", False)])
 def test_a_state_that_nodes_may_share_is_named(tmp_path: Path, kind: str, told: bool) -> None:
     state = tmp_path / "state"
@@ -84,12 +67,6 @@ def shipped_limits() -> dict[str, int]:
 
 def test_the_shims_as_they_are_shipped_have_the_limits_that_doctor_takes_them_to_have() -> None:
     assert shipped_limits() == slurm_conf.SHIM_LIMITS_S
-
-
-def test_what_a_health_check_cannot_repeat_is_said(tmp_path: Path) -> None:
-    site = load_site(tmp_path / "etc", "[checks.dcgm]\ntime_limit_s=300\n")
-    told = by_level(machine.advise_machine(site, "lab"))["look"]
-    assert any("cannot repeat dcgm: a node that is drained for it waits" in each for each in told)
 
 
 @pytest.mark.parametrize(

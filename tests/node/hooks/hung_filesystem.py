@@ -172,7 +172,7 @@ def command(directory: Path, state: Path) -> list[object]:
     begun = RepairAttempt(node="n3", step=RepairStep.TEST, time_s=1.0, drain="d")
     place = msgspec.structs.replace(site(directory, state), repair=settings)
     began = time.monotonic()
-    ended = repair.take(place, begun, (), why_not=lambda: "", look=repair.ask_nvml)
+    ended = repair.take(place, begun, (), list)
     return [time.monotonic() - began, ended.outcome.value, ended.text]
 
 

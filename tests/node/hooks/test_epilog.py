@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 import stat
-from pathlib import Path
 
 import pytest
 
-from slurm_health.node import marks
+from slurm_health.node.hooks.epilog import reserve_test
+from slurm_health.node.marks import MARKS
 from slurm_health.records.verdict import Level
 from tests.support.accusing import JOB, UID, Story, journal, judged
 
@@ -71,7 +71,7 @@ def test_a_good_node_is_only_marked(story: Story) -> None:
     story.write(journal())
     assert not story.ended()
     assert story.node.state == "IDLE"
-    (mark,) = marks.of_node(story.node.site.breaker, "n3")
+    (mark,) = MARKS.load(story.node.site.breaker)["n3"]
     assert (mark.job, mark.uid, mark.component) == (JOB, UID, "node")
     assert story.node.slurm.calls() == []
 
@@ -148,7 +148,7 @@ def test_one_job_marks_once_however_often_it_starts(story: Story) -> None:
     for attempt in range(4):
         story.write(journal(), attempt=str(attempt))
         story.ended(restarts=str(attempt))
-    assert len(marks.of_node(story.node.site.breaker, "n3")) == 1
+    assert len(MARKS.load(story.node.site.breaker)["n3"]) == 1
 
 
 def test_a_site_may_ignore_accusations(story: Story) -> None:
@@ -196,31 +196,7 @@ def test_a_slow_node_that_passes_the_test_is_not_even_marked(story: Story) -> No
     for job, uid in ((7, 1000), (8, 1001), (9, 1002), (10, 1003)):
         story.write(journal(judged(level=Level.SLOW), job=job), job=job, uid=uid)
         assert not story.ended(job, uid)
-    assert marks.of_node(story.node.site.breaker, "n3") == ()
-
-
-def test_one_users_accusations_have_a_node_tested_so_often_and_no_more(story: Story) -> None:
-    for job in range(10, 14):
-        story.write(journal(job=job), job=job)
-        assert not story.ended(job)
-    assert f"jobs of user {UID} have had it tested 2 times within the hour" in story.node.said
-    assert "marked" in story.node.said
-    story.node.now_s += 3600
-    story.node.break_it()
-    story.write(journal(job=14), job=14)
-    assert story.ended(14)
-
-
-def test_tests_run_one_at_a_time(story: Story) -> None:
-    from slurm_health.node.hooks.epilog import reserve_test
-
-    story.write(journal())
-    story.node.break_it()
-    site = story.node.site
-    with reserve_test(site.state, 1, story.node.now_s) as why_not:
-        assert why_not == ""
-        assert not story.ended()
-    assert "not tested: another test of this node is running" in story.node.said
+    assert MARKS.load(story.node.site.breaker) == {}
 
 
 def test_an_attempt_that_was_requeued_is_looked_at_although_slurm_counts_on(story: Story) -> None:
@@ -231,33 +207,17 @@ def test_an_attempt_that_was_requeued_is_looked_at_although_slurm_counts_on(stor
     assert story.ended(restarts="3")
 
 
-# --- its state ---------------------------------------------------------------------------------
-
-
-def test_whose_jobs_had_a_node_tested_is_for_root_to_read(tmp_path: Path, story: Story) -> None:
-    from slurm_health.node.hooks.epilog import reserve_test
-    from slurm_health.system.killable import remember_stuck
-
-    state = tmp_path / "new" / "state"
-    umask = os.umask(0)
-    try:
-        remember_stuck(state, "a check", os.getpid())  # whoever makes the directory first
-        with reserve_test(state, 1, story.node.now_s) as why_not:
-            assert not why_not
-    finally:
-        os.umask(umask)
-
+def test_one_test_of_a_node_runs_at_a_time_and_one_in_ten_minutes(story: Story) -> None:
+    story.write(journal())
+    story.node.break_it()
+    state = story.node.site.state
+    with reserve_test(state, story.node.now_s) as why_not:
+        assert why_not == ""
+        assert not story.ended()
+    assert "not tested: another test of this node is running" in story.node.said
+    assert not story.ended()
+    assert "not tested: it was tested within 10 min" in story.node.said
+    story.node.now_s += 600
+    assert story.ended()
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (state, *state.iterdir())}
-    assert modes == {"state": 0o700, "stuck": 0o700, "tested.json": 0o600, "tested.lock": 0o600}
-
-
-@pytest.mark.root
-def test_a_state_directory_without_room_ends_no_epilog(story: Story, tmp_path: Path) -> None:
-    from slurm_health.node.hooks.epilog import reserve_test
-    from tests.support.full_filesystem import full_filesystem
-
-    with full_filesystem(tmp_path / "full") as state:
-        filler = state / "filler"
-        filler.write_bytes(b"x" * 4096)
-        with reserve_test(state, 1, story.node.now_s) as why_not:
-            assert "tests cannot be counted" in why_not
+    assert (modes["state"], modes["tested.lock"]) == (0o700, 0o600)

@@ -31,12 +31,6 @@ def pass_after_pass(node: Node, count: int, apart_s: float = 61.0) -> None:
         node.healthcheck()
 
 
-def test_on_a_well_node_slurm_is_asked_nothing(node: Node) -> None:
-    for _ in range(3):
-        assert not node.healthcheck()
-    assert node.slurm.calls() == []
-
-
 def test_one_that_begins_while_another_is_at_work_ends_at_once_and_says_so(node: Node) -> None:
     """slurmd starts one at each interval, whether or not the last has ended."""
     node.break_it()
@@ -110,7 +104,9 @@ def test_a_check_that_cannot_be_measured_is_no_pass(drained: Node) -> None:
     node = drained
     node.more = "[checks.memory2]\ncheck='memory'\n"
     kept = node.record
-    state.save_record(node.site.state, msgspec.structs.replace(kept, retest=("scratch", "memory2")))
+    state.save(
+        node.site.state, drained=msgspec.structs.replace(kept, retest=("scratch", "memory2"))
+    )
     (node.machine / "proc/meminfo").unlink()
     pass_after_pass(node, 5)
     assert node.state == "IDLE+DRAIN"
@@ -147,7 +143,7 @@ def test_a_release_is_noticed_although_no_check_can_tell_any_more(
     drained: Node, slurm: HookedSlurm
 ) -> None:
     kept = drained.record
-    state.save_record(drained.site.state, msgspec.structs.replace(kept, retest=("gone",)))
+    state.save(drained.site.state, drained=msgspec.structs.replace(kept, retest=("gone",)))
     metrics = drained.directory / "metrics"
     metrics.mkdir()
     drained.more = f'[metrics]\ndirectory = "{metrics}"\n'
@@ -202,16 +198,6 @@ def test_a_controller_in_trouble_releases_nothing(
     slurm.trouble("")
     pass_after_pass(drained, 1)
     assert drained.state == "IDLE"
-
-
-def test_a_node_given_back_although_it_is_bad_is_drained_anew(
-    drained: Node, slurm: HookedSlurm
-) -> None:
-    slurm.set({"n3": ("IDLE", "")})
-    drained.break_it()
-    pass_after_pass(drained, 1)
-    assert drained.state == "IDLE+DRAIN"
-    assert "it was returned to the pool" in drained.said
 
 
 @pytest.mark.parametrize(
@@ -354,7 +340,9 @@ def test_a_node_that_no_health_check_can_return_is_listed_with_the_reason(
     drained: Node, slurm: HookedSlurm, retest: str, words: str
 ) -> None:
     drained.more = "[checks.slow]\ncheck = 'command'\nargv = ['true']\ntime_limit_s = 60\n"
-    state.save_record(drained.site.state, msgspec.structs.replace(drained.record, retest=(retest,)))
+    state.save(
+        drained.site.state, drained=msgspec.structs.replace(drained.record, retest=(retest,))
+    )
     pass_after_pass(drained, 1)
     known = Client.for_hook(drained.environ(), limit_s=30).nodes()
     listed = nodes.text(nodes.listing(drained.site, known, drained.now_s), drained.now_s)

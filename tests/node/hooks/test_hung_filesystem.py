@@ -70,7 +70,7 @@ def test_a_step_whose_command_the_kernel_holds_ends_as_failed_and_leaves_it_behi
     tmp_path: Path,
 ) -> None:
     for times, (_, outcome, said, waiting) in enumerate(met_twice("command", tmp_path), start=1):
-        assert (outcome, said) == ("failed", "stat did not end within 0.05 min")
+        assert (outcome, said) == ("failed", "stat did not end within 3 s")
         assert waiting == times
 
 

@@ -6,8 +6,6 @@ from __future__ import annotations
 import pytest
 
 from slurm_health.node import state
-from slurm_health.node.checks.check import CheckContext
-from slurm_health.node.hooks.nodes import repeat
 from tests.node.hooks.test_healthcheck import pass_after_pass
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
@@ -161,15 +159,6 @@ def test_a_drain_that_slurm_refused_is_nobodys_word(clock: Clock, slurm: HookedS
     assert clock.node.state == "IDLE+DRAIN"
 
 
-def test_a_person_who_repeats_the_checks_sees_why_it_does_not_come_back(clock: Clock) -> None:
-    node = drained_for(clock, _XID)
-    clock.go(86400)
-    kept = node.record
-    place = CheckContext(root=node.machine, now_s=node.now_s, context="retest")
-    (found,) = repeat(node.site, kept, place)
-    assert "Xid 48" in found.finding.text
-
-
 # --- tests before a release -----------------------------------------------------------------------
 
 
@@ -207,7 +196,7 @@ def test_an_exclusive_test_runs_on_an_idle_node_only(
 
     _exclusive(drained)
     kept = drained.record
-    state.save_record(drained.site.state, msgspec.structs.replace(kept, retest=("burn",)))
+    state.save(drained.site.state, drained=msgspec.structs.replace(kept, retest=("burn",)))
     slurm.set({"n3": (shown, drained.reason)})
     pass_after_pass(drained, 1)
     assert (drained.directory / "ran").exists() is runs
@@ -226,7 +215,7 @@ def test_two_tests_that_each_need_the_node_alone_do_not_run_side_by_side(
         drained.more += f"contexts=['retest']\nargv=['sh', '-c', '{text}']\n"
     kept = drained.record
     again = msgspec.structs.replace(kept, retest=("burn", "bench"))
-    state.save_record(drained.site.state, again)
+    state.save(drained.site.state, drained=again)
     slurm.set({"n3": ("IDLE+DRAIN", drained.reason)})
     pass_after_pass(drained, 1)
     assert (drained.directory / "ran").read_text() == "\n\n"

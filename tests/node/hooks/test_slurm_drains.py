@@ -56,7 +56,7 @@ def look(node: Node) -> SlurmList:
 @contextmanager
 def left_behind(job: int = JOB) -> Iterator[HeldProcess]:
     """A stopped process of an ordinary user with a job's environment, as Slurm could leave it."""
-    environ = {"SLURM_JOB_ID": str(job), "SLURM_PROCID": "3"}
+    environ = {"SLURM_JOB_ID": str(job)}
     # Not a child of ours: a hook does not take its own children for a job's.
     argv = ["/usr/bin/setsid", "--fork", "/bin/sleep", "1000"]
     subprocess.run(argv, env=environ, user=NOBODY, check=True)
@@ -232,17 +232,14 @@ def test_the_processes_that_a_job_leaves_are_named_and_must_end(node: Node) -> N
     node.more = LIFT
     environ = {"SLURM_JOB_ID": str(JOB), "SLURM_STEP_ID": "0"}
     with left_behind() as process:
-        assert (process.name, process.uid, process.rank) == ("sleep", NOBODY, 3)
+        assert (process.name, process.uid) == ("sleep", NOBODY)
         hook = node.hook("unkillable", {**node.environ(), **environ})
-        while state.load_slurm(node.site.state, "n3")[0] is None:  # a busy machine takes longer
+        while state.load_slurm(node.site.state, "n3") is None:  # a busy machine takes longer
             assert not unkillable.run(hook)
         drained_by_slurm(node, reason="Kill task failed")
         pass_after_pass(node, 3)
         assert node.state == "IDLE+DRAIN"
-        assert (
-            f"Kill task failed, job {JOB} of nobody): sleep({process.pid}) (rank 3) stopped"
-            in node.said
-        )
+        assert f"Kill task failed, job {JOB} of nobody): sleep({process.pid}) stopped" in node.said
         shown = listing.listing(node.site, Client(node.environ()).nodes(), node.now_s)
         assert f"sleep({process.pid})" in listing.text(shown, node.now_s)
     pass_after_pass(node, 2)
@@ -269,7 +266,7 @@ def test_the_journal_of_the_job_says_why_its_node_is_not_free(
 @pytest.mark.root
 def test_our_own_release_waits_for_processes_that_a_job_has_left(drained: Node) -> None:
     with left_behind() as process:
-        state.save_slurm(drained.site.state, drain_of(drained, held=(process,)))
+        state.save(drained.site.state, slurm=drain_of(drained, held=(process,)))
         pass_after_pass(drained, 4)
         assert drained.state == "IDLE+DRAIN"
         assert "not released: sleep" in drained.said
@@ -279,10 +276,10 @@ def test_our_own_release_waits_for_processes_that_a_job_has_left(drained: Node) 
 
 @pytest.mark.root
 def test_the_epilog_records_what_the_job_leaves(node: Node) -> None:
-    state.save_slurm(node.site.state, drain_of(node))  # UnkillableStepProgram saw it before
+    state.save(node.site.state, slurm=drain_of(node))  # UnkillableStepProgram saw it before
     with left_behind() as process:
         node.epilog(JOB, NOBODY)
-    record, _ = state.load_slurm(node.site.state, "n3")
+    record = state.load_slurm(node.site.state, "n3")
     assert record is not None
     assert [one.key for one in record.held] == [process.key]
     assert record.job == JOB
@@ -296,7 +293,7 @@ def test_a_process_that_has_ended_is_gone_although_its_number_is_used_again() ->
 
 
 def test_a_mount_that_is_gone_holds_nothing_up(node: Node) -> None:
-    gone = Resource(name="/nowhere", kind="nfs4", source="nfs1", device="0:99999")
+    gone = Resource(name="/nowhere", kind="nfs4", source="nfs1")
     assert held.silent(node.site.state, [gone]) == {}
 
 

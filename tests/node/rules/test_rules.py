@@ -10,19 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.node.rules import accusations, breaker, drain_note, finding, recovery
-from slurm_health.node.rules.accusations import NodeMark, from_journal
+from slurm_health.node.rules import accusations, breaker, drain_note, recovery
+from slurm_health.node.rules.accusations import NodeMark
 from slurm_health.node.rules.breaker import DrainEntry, DrainLedger, Reservation
 from slurm_health.node.rules.drain_note import DrainNote
 from slurm_health.node.rules.finding import Finding, Status, capped, is_worse, joined
-from slurm_health.node.rules.recovery import BootTime, DrainRecord
-from slurm_health.node.rules.settings import Accusations, Breaker, Recovery, is_pattern, matches
+from slurm_health.node.rules.recovery import BootTime
+from slurm_health.node.rules.settings import Accusations, Breaker, is_pattern, matches
 from slurm_health.records.nodeset import expand, fold
 from slurm_health.records.probe_catalog import BUILT_IN, Metric
 from slurm_health.records.record_codec import encode
 from slurm_health.records.records import Record, RunStarted, VerdictReached
 from slurm_health.records.text import REASON_LENGTH
 from slurm_health.records.verdict import Level, NodeVerdict
+from tests.support.accusing import accusation
 
 NODES = [f"n{number}" for number in range(1, 41)]
 drains = st.lists(
@@ -198,31 +199,6 @@ def test_marks_that_are_not_kept_would_not_have_counted(
     )
 
 
-def test_one_users_marks_push_out_nobody_elses() -> None:
-    def by(uid: int, job: int) -> NodeMark:
-        return NodeMark(job=job, uid=uid, component="node", text="", time_s=float(job))
-
-    known = accusations.add((), by(1, 1), Accusations())
-    for job in range(2, 500):
-        known = accusations.add(known, by(2, job), Accusations())
-    assert {each.uid for each in known} == {1, 2}
-
-
-@given(st.lists(st.tuples(st.booleans(), st.floats(0, 500)), max_size=40))
-def test_a_node_is_due_only_after_that_many_passes_in_a_row(
-    story: list[tuple[bool, float]],
-) -> None:
-    settings = Recovery(passes=3, apart_s=60)
-    record = DrainRecord(node="n1", reason="r", retest=("a",), time_s=0.0)
-    now_s, row = 0.0, 0
-    for passes, later_s in story:
-        now_s += later_s
-        record = recovery.after_test(record, all_passed=passes, now_s=now_s, settings=settings)
-        row = row + 1 if passes else 0
-        assert record.passes <= row
-        assert not recovery.is_due(record, settings) or row >= 3
-
-
 @pytest.mark.parametrize(
     ("then", "now", "uptime_s"),
     [
@@ -236,11 +212,6 @@ def test_a_moment_of_another_boot_has_no_place_in_this_one(
     then: BootTime | None, now: BootTime | None, uptime_s: float | None
 ) -> None:
     assert recovery.uptime_s(then, now) == uptime_s
-
-
-def test_what_no_check_can_tell_is_never_due() -> None:
-    record = DrainRecord(node="n1", reason="r", retest=(), time_s=0.0, passes=99)
-    assert not recovery.is_due(record, Recovery())
 
 
 @given(
@@ -348,12 +319,6 @@ def test_a_monitor_of_drain_reasons_reads_ours_by_the_expression_that_the_docume
     assert read.groupdict() == {"what": "nvme0: it is gone", "check": "nvme,gpu"}
 
 
-def test_a_finding_of_several_parts_names_the_worst_and_no_other() -> None:
-    parts = [finding.warned("a cable"), finding.node_fault("a fan"), finding.passed("a disk")]
-    whole = finding.joined(parts, well="all")
-    assert (whole.status, whole.text) == (finding.Status.NODE_FAULT, "a fan")
-
-
 # --- accusations ----------------------------------------------------------------------------------
 
 
@@ -387,7 +352,7 @@ def journal(component: str) -> bytes:
     ],
 )
 def test_a_test_of_a_part_is_chosen_by_what_kind_of_part_it_is(component: str, kind: str) -> None:
-    found = from_journal(journal(component), node="n2", job=12)
+    found = accusation(journal(component), "n2", 12)
 
     assert found is not None
     assert found.component == kind
@@ -397,7 +362,7 @@ def test_a_test_of_a_part_is_chosen_by_what_kind_of_part_it_is(component: str, k
     "component", sorted({Metric(probe=probe.name).component for probe in BUILT_IN})
 )
 def test_what_a_probe_blames_is_a_kind_of_its_own(component: str) -> None:
-    found = from_journal(journal(component), node="n2", job=12)
+    found = accusation(journal(component), "n2", 12)
 
     assert found is not None
     assert found.component == component

@@ -14,13 +14,12 @@ import msgspec
 
 from slurm_health.node import STATE_FILE
 from slurm_health.node.checks.check import CheckContext, Planned
-from slurm_health.node.hooks.log import Log
+from slurm_health.node.log import Log
 from slurm_health.node.rules.finding import CheckResult, inconclusive, warned
 from slurm_health.node.run import (
     after_drain,
     chosen,
     node_name,
-    run_again,
     run_checks,
 )
 from slurm_health.node.site import Site
@@ -48,7 +47,6 @@ class Hook:
 
     Attributes:
         results: of the checks that ran.
-        not_checked: why no check ran; empty if they ran.
         held_by: state and reason that keep this node out of the pool, if Slurm was asked.
         slurm_node: this node in Slurm, if Slurm was asked because of our drain.
     """
@@ -69,8 +67,8 @@ class Hook:
         self.node = node_name(environ)
         self.log = Log(self.name, self.node, environ.get("SLURM_JOB_ID", ""))
         self.results: list[CheckResult] = []
-        self.not_checked = ""
         self.held_by = ""
+        self._client: Client | None = None
         self.slurm_node: SlurmNode | None = None
 
     def check(self) -> list[CheckResult]:
@@ -97,8 +95,8 @@ class Hook:
         place = msgspec.structs.replace(self.context, context="retest")
         if drained is not None:
             place = after_drain(place, drained)
-        exclusive = [check for check in checks if check.exclusive]
-        why_not = ""
+        results = run_checks([check for check in checks if not check.exclusive], place)
+        exclusive, why_not = [check for check in checks if check.exclusive], ""
         if exclusive:
             try:
                 now = self.controller().node(self.node)
@@ -106,20 +104,21 @@ class Hook:
                     why_not = f"it needs an idle node, and this one is {now.state}"
             except SlurmError as err:
                 why_not = f"it needs an idle node, and Slurm cannot be asked: {err}"
-        if not why_not:
-            return run_again(checks, place)
-        skipped = [
-            CheckResult(name=check.name, finding=inconclusive(why_not), shadow=check.shadow)
-            for check in exclusive
-        ]
-        return run_checks([check for check in checks if not check.exclusive], place) + skipped
+        for check in exclusive:
+            skipped = CheckResult(
+                name=check.name, finding=inconclusive(why_not), shadow=check.shadow
+            )
+            results += [skipped] if why_not else run_checks([check], place)
+        return results
 
     def controller(self) -> Client:
         """Return a client of slurmctld with the limits of a hook."""
         from slurm_health.system.slurm.client import Client
 
-        limit_s = self.site.timing.slurm_s
-        return Client.for_hook(self.environ, limit_s=limit_s, give_up_s=self._give_up_s)
+        if self._client is None:
+            limit_s = self.site.timing.slurm_s
+            self._client = Client.for_hook(self.environ, limit_s=limit_s, give_up_s=self._give_up_s)
+        return self._client
 
     def sync_drain(self) -> bool:
         """Compare our drain of this node with Slurm; return whether an administrator lifted it.
@@ -153,12 +152,11 @@ class Hook:
                     self.held_by = f"{now.state}: {now.reason or '(no reason)'}"
                     reason = drain_note.unsigned(now.reason)
                     if reason != kept.reason and slurm_reasons.kind_of(reason) is None:
-                        state.delete_record(directory)
+                        state.save(directory, drained=None)
                         self.log.info(f"another process changed the drain: {self.held_by}")
                     return False
-                if kept.confirmed:
-                    state.save_return(directory, self.context.boot_time())
-                state.delete_record(directory)
+                returned = self.context.boot_time() if kept.confirmed else None
+                state.save(directory, drained=None, **({"returned": returned} if returned else {}))
         except (SlurmError, StoreUnusable) as err:
             self.log.warning(f"could not query Slurm: {err}")
             return False

@@ -34,7 +34,8 @@ class Log:
         """Write one line to both logs, without waiting; a failure to write loses it."""
         line = f"{self._head} {one_line(text)}"
         with contextlib.suppress(OSError, ValueError):
-            print(line, file=sys.stderr, flush=True)
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
         telemetry.send_line(level, line)
 
     def error(self, text: str) -> None:
