@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -50,6 +51,23 @@ def test_an_empty_machine_gives_a_draft_too(tmp_path: Path) -> None:
     assert site.load(write_site(tmp_path / "etc", text)).named("memory") is None
     assert any(each.startswith("Memory: left out") for each in left_out)
     assert all(f"# {each}\n" in text for each in left_out)
+
+
+def test_a_busy_node_is_told_that_its_speed_was_left_out(tmp_path: Path) -> None:
+    """It is in the file and on standard error, because the file is usually sent elsewhere."""
+    processors = sorted(os.sched_getaffinity(0))
+    argv = [sys.executable, "-c", "while True: pass"]
+    busy = [subprocess.Popen(argv) for _ in range(4 * len(processors))]
+    try:
+        ran = CliRunner().invoke(site_setup.init_config, [], standalone_mode=False)
+    finally:
+        for each in busy:
+            each.kill()
+            each.wait()
+    assert "[checks.cpu-speed]" not in ran.stdout
+    assert "cpu-speed, tested when a user's job" in ran.stderr
+    assert "run init config again while nothing else runs" in ran.stderr
+    assert "# cpu-speed, tested when" in ran.stdout
 
 
 def test_scripts_elsewhere_read_the_sites_file_beside_them_and_say_that_it_is_missing(

@@ -10,6 +10,7 @@ finding.
     tasks        load, leftovers of a job, daemons
     watches      jobs whose watch has died
     clock        the clock source, processors online
+    cpu_speed    how fast the processors are
     kernel_log   patterns in the kernel's log; Xid and SXid errors of GPUs and NVSwitches
     gpu          NVIDIA GPUs, and processes on them
     rows         the table by which the output of a tool is judged

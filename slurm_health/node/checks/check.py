@@ -267,6 +267,7 @@ BUILT_IN: dict[str, str] = {
     "daemon": f"{_HERE}.tasks:Daemon",
     "clocksource": f"{_HERE}.clock:ClockSource",
     "cpus": f"{_HERE}.clock:Cpus",
+    "cpu-speed": f"{_HERE}.cpu_speed:CpuSpeed",
     "kernel-log": f"{_HERE}.kernel_log:KernelLog",
     "xid": f"{_HERE}.kernel_log:Xid",
     "ethernet": f"{_HERE}.network:Ethernet",

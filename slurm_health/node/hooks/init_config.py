@@ -15,6 +15,7 @@ from typing import Any
 
 from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.checks.clock import read_clock_source
+from slurm_health.node.checks.cpu_speed import sample_cpus
 from slurm_health.node.checks.external import is_there, run_program
 from slurm_health.node.checks.filesystem import read_mounts
 from slurm_health.node.checks.memory import read_meminfo
@@ -31,10 +32,13 @@ _DAEMONS = ("munged", "sshd", "chronyd", "nvidia-persistenced")
 _KIB_PER_GIB = 1 << 20
 # Firmware and crash kernels take a little; a missing module takes far more.
 _MEMORY_SHARE = 0.97
+# Of this node's speed; processors share caches, power and heat with other work.
+_SPEED_SHARE = 0.6
+_QUIET_SHARE = 0.9
 # Level 2 takes two minutes, and the host engine may have to load first. The epilog's shim, as it is
 # shipped, leaves room for it.
 _DCGM_LIMIT_S = 300
-# amd-smi and a BMC answer within half a minute.
+# A BMC with a few hundred sensors answers within half a minute.
 _SLOW_LIMIT_S = 40
 # Mount points that the system and jobs write to. A directory at the top that is none of the
 # system's is the site's own, such as scratch.
@@ -115,6 +119,14 @@ def _memory(context: CheckContext) -> Iterator[Table]:
         yield name, {"min_total_gib": least_gib}
     if any(name[2:].isdigit() for name in context.entries("/sys/devices/system/edac/mc")):
         yield "edac", {}
+
+
+def _cpu_speed(context: CheckContext) -> Iterator[Table]:
+    sample = sample_cpus(context)
+    if sample.share < _QUIET_SHARE:
+        raise Unmeasured("the node is busy; run init config again while nothing else runs")
+    limit = round(sample.rounds_per_s * _SPEED_SHARE, -4)
+    yield "cpu-speed", {"min_rounds_per_s": int(limit)}
 
 
 def _filesystems(context: CheckContext) -> Iterator[Table]:
@@ -217,6 +229,7 @@ _SECTIONS: dict[str, Callable[[CheckContext], Iterator[Table]]] = {
     "Processors": lambda place: iter(
         [("cpus", {"min_online": count_cpus(place.read("/sys/devices/system/cpu/online"))})]
     ),
+    "cpu-speed, tested when a user's job calls the node slow or faulty": _cpu_speed,
     "Clock": lambda place: iter([("clocksource", {"allowed": [read_clock_source(place)]})]),
     "Filesystems": _filesystems,
     "Ethernet, InfiniBand and RoCE": _network,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes, and the watches of jobs."""
+"""Processes, the watches of jobs, and the speed of processors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import msgspec
 import pytest
 
 from slurm_health.node.checks.check import CheckContext
+from slurm_health.node.checks.cpu_speed import CpuSample, CpuSpeed, sample_cpus
 from slurm_health.node.checks.tasks import Daemon, Leftovers
 from slurm_health.node.checks.watches import Watches
 from slurm_health.node.rules.finding import UNWATCHED, Finding, Status
+from slurm_health.records.errors import Unmeasured
 from slurm_health.system import WATCHED
 from slurm_health.system.proc import parse_stat
 from tests.node.checks.conftest import find_out, process
@@ -69,6 +71,16 @@ def test_a_daemon_may_be_asked_of_one_user(well: CheckContext) -> None:
     assert found.text == "no process munged of nobody"
 
 
+def test_of_an_environment_that_its_owner_has_blown_up_only_the_beginning_is_read(
+    well: CheckContext,
+) -> None:
+    text = f"A={'x' * (1 << 20)}\0SLURM_JOB_ID=7\0"
+    tree(well.root, {**process(50, "sleep", uid=4242), "/proc/50/environ": text})
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "4242"}
+    found = find_out(Leftovers(), msgspec.structs.replace(well, environ=environ))
+    assert found.status is not USER
+
+
 # --- the signs of life of jobs' watches -----------------------------------------------------------
 
 
@@ -116,6 +128,14 @@ def test_the_progress_that_a_watch_has_left_is_shown_in_one_line(signs: Signs) -
     assert signs.found().figures["12"] == "step 7, [2Jcheckpoint 4 s ago"
 
 
+def test_a_suspended_job_stands_still_with_its_watch(signs: Signs) -> None:
+    stopped = process(77, "python", "T")
+    tree(signs.machine.root, {**stopped, "/proc/77/environ": "A=1\0SLURM_JOB_ID=12\0"})
+    signs.touch(f"{UID}.12", 720)
+
+    assert signs.found().status is Status.PASS
+
+
 def test_a_watch_that_lives_passes_and_the_file_of_a_job_that_is_gone_is_removed(
     signs: Signs,
 ) -> None:
@@ -134,7 +154,63 @@ def test_a_file_that_no_agent_of_its_user_can_have_made_says_nothing(
     assert signs.found().status is Status.NOT_APPLICABLE
 
 
+def test_a_link_is_not_followed(signs: Signs) -> None:
+    (signs.directory / f"{UID}.12").symlink_to("/proc/1/status")
+
+    assert signs.found().status is Status.NOT_APPLICABLE
+
+
 def test_its_directory_is_open_to_all_users_and_sticky(signs: Signs) -> None:
     signs.found()
 
     assert signs.directory.stat().st_mode & 0o7777 == 0o1777
+
+
+# --- the speed of processors ----------------------------------------------------------------------
+
+
+QUIET = CpuSample(processors=4, wall_s=0.5, cpu_s=2.0, rounds=4_000_000, throttled_s=0, others_s=0)
+CHECK = CpuSpeed(min_rounds_per_s=1_500_000)
+
+
+def seen(**changes: float) -> CpuSample:
+    return msgspec.structs.replace(QUIET, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "said"),
+    [
+        ({}, Status.PASS, "2000000 rounds/s per processor, limit 1500000"),
+        ({"rounds": 2_000_000}, Status.NODE_FAULT, "1000000 rounds/s"),
+        ({"rounds": 2_000_000, "others_s": 0.5}, Status.INCONCLUSIVE, "other work takes 25 %"),
+        ({"cpu_s": 0.4, "throttled_s": 1.2}, Status.NODE_FAULT, "get 20 % of 4 processors"),
+        ({"cpu_s": 0.4, "others_s": 1.6}, Status.INCONCLUSIVE, "busy with other work"),
+        ({"cpu_s": 0.4}, Status.INCONCLUSIVE, "busy with other work"),
+        ({"cpu_s": 1.2, "rounds": 2_400_000, "others_s": 0.8}, Status.PASS, "2000000 rounds/s"),
+    ],
+)
+def test_only_a_quota_or_a_quiet_and_slow_node_is_at_fault(
+    changes: dict[str, float], status: Status, said: str
+) -> None:
+    found = CHECK.judge(seen(**changes))
+    assert found.status is status
+    assert said in found.text
+
+
+def test_without_a_figure_to_compare_with_speed_is_not_judged() -> None:
+    found = CpuSpeed().judge(seen(rounds=1))
+    assert found.status is Status.INCONCLUSIVE
+    assert "min_rounds_per_s is not set" in found.text
+
+
+@pytest.mark.parametrize("text", ["", "cpu\n", "cpu a b c d e f g h\n"])
+def test_a_garbled_account_of_the_processors_is_unmeasured(tmp_path: Path, text: str) -> None:
+    with pytest.raises(Unmeasured):
+        CpuSpeed().measure(tree(tmp_path, {"/proc/stat": text}))
+
+
+def test_this_machine_can_be_measured() -> None:
+    found = sample_cpus(CheckContext(), 0.1)
+    assert found.rounds > 0
+    assert 0 < found.share <= 1.1
+    assert found.others_s >= 0
