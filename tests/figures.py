@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import matplotlib as mpl
@@ -68,6 +69,9 @@ def drawn() -> dict[str, str]:
     """Return every figure as SVG, by its file's name."""
     figures: dict[str, Callable[[], Figure]] = {
         "evidence.svg": evidence,
+        "beside-dlrover.svg": beside_dlrover,
+        "over-nodes.svg": over_nodes,
+        "requeue.svg": requeue,
     }
     svgs = {}
     with mpl.rc_context(_STYLE):
@@ -124,6 +128,74 @@ def evidence() -> Figure:
     axes.set_xlim(0, 100)
     axes.margins(y=0.01)
     axes.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
+    return figure
+
+
+def beside_dlrover() -> Figure:
+    """Draw the median and every run of a check, ours and DLRover's, as bars."""
+    rows = [row for row in rows_of("check") if row["dlrover_times_s"]]
+    light = {row["case"].removeprefix("light-"): row for row in rows_of("check")}
+    figure, axes = _axes(8.4, 0.95 * len(rows) + 0.9)
+    height = 0.27
+    for place, row in enumerate(rows[::-1]):
+        bars = (
+            ("DLRover 0.6.1", row["dlrover_times_s"], PALE),
+            ("with torch", row["times_s"], MOVES),
+            ("light probes", light[row["case"]]["times_s"], OK),
+        )
+        for number, (label, times_s, colour) in enumerate(bars):
+            y = place + (number - 1) * height
+            named = label if place == 0 else None
+            axes.barh(y, median(times_s), color=colour, height=0.9 * height, label=named)
+            axes.plot(times_s, [y] * len(times_s), "|", color=INK, markersize=6)
+    axes.set_yticks(range(len(rows)), [row["title"] for row in rows[::-1]])
+    axes.set_xlabel("seconds to the verdict; a bar is the median, a line is a run")
+    axes.tick_params(axis="y", length=0)
+    axes.legend(ncols=3, loc="lower left", bbox_to_anchor=(0, 1), reverse=True)
+    return figure
+
+
+def over_nodes() -> Figure:
+    """Draw how long a check takes over the number of its nodes, both axes logarithmic."""
+    figure, axes = _axes(8.4, 4.0)
+    simulated = rows_of("scale")
+    for bad, colour in ((0, OK), (1, DOUBT)):
+        rows = [row for row in simulated if row["bad %"] == bad]
+        nodes = [row["nodes"] for row in rows]
+        name = f"{bad} % bad" if bad else "healthy"
+        verdicts_s = [row["verdict s"] for row in rows]
+        axes.plot(nodes, verdicts_s, "o-", color=colour, label=f"simulated, {name}: to the verdict")
+        beyond_s = [row["beyond s"] for row in rows]
+        axes.plot(nodes, beyond_s, "o--", color=colour, label="of this, beyond measuring")
+    real = [row for row in rows_of("check") if row["case"].startswith("light-healthy")]
+    nodes = [int(row["case"].rpartition("-")[2]) for row in real]
+    named = "real nodes, light probes: to the verdict"
+    axes.plot(nodes, [median(row["times_s"]) for row in real], "s", color=MOVES, label=named)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("nodes")
+    axes.set_ylabel("seconds")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.grid(visible=True)
+    axes.legend()
+    return figure
+
+
+def requeue() -> Figure:
+    """Draw, for every run, how soon a job's script ran after the verdict."""
+    rows = rows_of("acting")[::-1]
+    figure, axes = _axes(8.4, 0.42 * len(rows) + 0.7)
+    for place, row in enumerate(rows):
+        axes.plot(row["times_s"], [place] * len(row["times_s"]), "o", color=MOVES, alpha=0.6)
+    axes.set_yticks(range(len(rows)), [f"{row['title']}  ({len(row['times_s'])})" for row in rows])
+    axes.set_xlabel(
+        "seconds from the verdict to the first line of the user's script; a dot is a run"
+    )
+    axes.set_xlim(left=0)
+    axes.margins(y=0.2)
+    axes.grid(visible=True, axis="x")
+    axes.tick_params(axis="y", length=0)
     return figure
 
 
