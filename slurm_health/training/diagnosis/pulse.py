@@ -38,7 +38,6 @@ _FEW = 8  # steps, lines or moves: fewer make no pace
 # and more than a second on a slow one; a shell, or a Python without torch, takes a tenth of one.
 _LOADED_S = 0.3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 600.0  # from one inspection that shows no hang to the next
-_SUSPENDED_S = 60.0  # without a report from any node: all report every five
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +60,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         reading_s: and if its data loader does: no read takes so long.
         working_s: if others wait for a rank that still computes, reads or writes.
         apart_s: between two samples that are compared: less shows too little.
+        suspended_s: without a report from any node, though all report every five seconds: the job
+            was suspended, or its watch was.
     """
 
     at_least_s: float = 25.0
@@ -77,6 +78,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     reading_s: float = 40.0
     working_s: float = 1800.0
     apart_s: float = 0.5
+    suspended_s: float = 60.0
 
     def scaled(self, factor: float) -> Limits:
         """Return all times multiplied by a factor, for a rehearsal in which time is compressed."""
@@ -285,7 +287,7 @@ class Pulse:
         """Add a report of ranks: those of its node that it no longer has have ended."""
         if report.state is not None or report.reached is not None:
             return
-        resumed = now_s - self._reported_s > _SUSPENDED_S
+        resumed = now_s - self._reported_s > self._limits.suspended_s
         self._reported_s = now_s
         present = {(sample.program, sample.rank) for sample in report.ranks}
         ran: dict[str, bool] = {}

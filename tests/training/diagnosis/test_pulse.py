@@ -404,7 +404,7 @@ def test_lines_that_stay_away_tell_of_a_hang_where_ranks_are_known_to_wait(
 def test_limits_that_are_scaled_together_say_the_same_sooner() -> None:
     scaled = LIMITS.scaled(0.2)
 
-    assert (scaled.at_least_s, scaled.times) == (5.0, LIMITS.times)
+    assert (scaled.at_least_s, scaled.suspended_s, scaled.times) == (5.0, 12.0, LIMITS.times)
     training = Training(LONG, of_last={"stack": LOADER})
     after_s, _ = watched(training, LONG + 600, Pulse(NODES, scaled))
     assert after_s is not None
