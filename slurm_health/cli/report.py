@@ -83,9 +83,12 @@ def _list(root: Path, name: str, last: int, cluster: str | None, form: str) -> N
         root, last, cluster=cluster, now_s=time.time(), environ=os.environ, name=name
     )
     if latest.jobs or form == _JSON:
-        if latest.unasked:
+        foot = "slurm-health report JOB shows one."
+        if latest.unasked and form == _JSON:
             _log.warning("jobs that are pending may be missing: %s", latest.unasked)
-        _print_list(latest.jobs, "slurm-health report JOB shows one.", form)
+        elif latest.unasked:
+            foot += f" Jobs that are pending may be missing: {latest.unasked}."
+        _print_list(latest.jobs, foot, form)
         return
     pending = "Slurm lists none that are pending"
     if latest.unasked:

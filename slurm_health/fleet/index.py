@@ -74,6 +74,10 @@ class DamagedIndex(IndexUnusable):
     """The file is no index that this version can use."""
 
 
+class OtherVersion(DamagedIndex):
+    """It was made by another version, and is made anew without a word."""
+
+
 class IndexBusy(IndexUnusable):
     """Another process has held the index for too long."""
 
@@ -134,6 +138,8 @@ class Index:
         # In this order: another process may be making the tables, and sets the version with them.
         ((tables,),) = self._rows("SELECT COUNT(*) FROM sqlite_schema")
         ((version,),) = self._rows("PRAGMA user_version")
+        if tables and version != _SCHEMA:
+            raise OtherVersion(str(self.path), "was made by another version of slurm-health")
         # A cache: what a crash of the machine damages is rebuilt. No file of it runs anything.
         self._rows("PRAGMA trusted_schema = OFF")
         self._rows("PRAGMA synchronous = OFF")
@@ -142,8 +148,6 @@ class Index:
                 for statement in _TABLES:
                     self._rows(statement)
                 self._rows(f"PRAGMA user_version = {_SCHEMA}")
-        elif version != _SCHEMA:
-            raise self._damaged("it was made by another version of slurm-health")
         self._rows("SELECT 1 FROM slurm_health_checks, slurm_health_jobs LIMIT 0")  # are there
 
     def _damaged(self, problem: str) -> DamagedIndex:
@@ -384,7 +388,8 @@ def opened(
     except DamagedIndex as err:
         if path is None:
             raise
-        _log.info("the history is indexed anew: %s", err)
+        if not isinstance(err, OtherVersion):
+            _log.info("the history is indexed anew: %s", err)
         for name in (path, Path(f"{path}-journal")):
             name.unlink(missing_ok=True)
         index = _opened(path, root, now_s, progress, lock_timeout_s)

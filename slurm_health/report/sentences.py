@@ -98,7 +98,8 @@ def _verdict_text(
         if (names := [name for name, its in nodes if its is level])
     ]
     mounts = [f"storage {path.path} not well ({path.blame.value})" for path in storage]
-    return ", ".join([*(bad or ["all healthy"]), *links, *mounts])
+    well = "all nodes healthy" if links or mounts else "all healthy"
+    return ", ".join([*(bad or [well]), *links, *mounts])
 
 
 WORDS = {Level.FAULTY: "faulty", Level.SLOW: "slow", Level.INCONCLUSIVE: "undecided"}

@@ -142,7 +142,10 @@ def forge_a_rollback(index: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [truncate, garble, outdate, drop, forge_a_rollback])
-def test_an_index_that_is_harmed_is_made_anew(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+def test_an_index_that_is_harmed_is_made_anew(
+    tmp_path: Path, harm: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     root, index = tmp_path / "journal", tmp_path / "index"
     write_healthy_run(root, job=12, nodes=("n1", "n2"))
     indexed(root, index)
@@ -150,6 +153,7 @@ def test_an_index_that_is_harmed_is_made_anew(tmp_path: Path, harm: Callable[[Pa
     harm(index)
 
     assert indexed(root, index) == {"n1", "n2"}
+    assert harm is not outdate or "anew" not in caplog.text  # after an upgrade nothing is wrong
     assert checks_of(root, index, "n1") == [("12", "0")]
 
 

@@ -353,4 +353,4 @@ def test_the_timeline_names_storage_that_is_no_nodes_fault() -> None:
 
     text = record_text(VerdictReached(nodes=[well], storage=[bad]), "train.sh")
 
-    assert text == "verdict: all healthy, storage /data not well (server)"
+    assert text == "verdict: all nodes healthy, storage /data not well (server)"

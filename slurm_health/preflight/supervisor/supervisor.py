@@ -211,7 +211,7 @@ class _Check:
         if (answer := self._ask([*argv, f"--unchecked={how}"])) is not None:
             return answer
         say(f"that could not be recorded: {self._failure}")
-        reason = "UNCHECKED: the check never answered; the lines above say more"
+        reason = f"UNCHECKED: {how}"
         if unchecked_runs:
             say(f"running the script anyway: {reason}")
             return JobOutcome(disposition=Disposition.PROCEED, exit_code=ExitCode.HEALTHY)

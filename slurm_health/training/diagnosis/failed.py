@@ -391,7 +391,7 @@ def _words(failures: Sequence[RankFailure], data: DataManager) -> Inference | No
     if not crashed and (cause := _mistake(last, failures, end)):
         return cause
     for words in reversed([words for words in log.words if words.complains]):
-        row = known(words.text) if words.first or words.last else None
+        row = known(words.text)
         if row is not None and (On.CRASH if crashed else On.LAST_WORDS) in row.on:
             alone = row.blame in (Attribution.USER, Attribution.TRANSIENT) and not failures
             return replace(

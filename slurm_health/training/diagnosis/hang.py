@@ -31,7 +31,7 @@ from slurm_health.training.diagnosis import surroundings, waits
 from slurm_health.training.diagnosis.collected import FlightRecords, NodeStates, SlurmView
 from slurm_health.training.diagnosis.collectives import CollectiveState, Why
 from slurm_health.training.diagnosis.diagnostician import diagnosed
-from slurm_health.training.diagnosis.ras import rank_unresponsive
+from slurm_health.training.diagnosis.ras import ranks_by_ras
 from slurm_health.training.diagnosis.samples import (
     IN_KERNEL,
     STOPPED,
@@ -327,7 +327,7 @@ class CollectiveHangChecker(HangOperator):
     rules = (
         lambda _, scene: waits.data_ended_before(_SYMPTOM, scene.data),
         collective_parted,
-        lambda inference, scene: rank_unresponsive(inference, scene.data),
+        lambda inference, scene: ranks_by_ras(inference, scene.data),
         never_met,
         waits_differ,
     )

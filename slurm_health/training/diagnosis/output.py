@@ -28,7 +28,7 @@ from slurm_health.training.diagnosis.ends import (
     launcher_end,
     signal_of,
 )
-from slurm_health.training.diagnosis.rows import alike
+from slurm_health.training.diagnosis.rows import On, alike
 from slurm_health.training.diagnosis.watchdogs import Watchdogs
 from slurm_health.training.diagnosis.words import known
 from slurm_health.training.diagnosis.words_of_launchers import WAITS, is_consequence
@@ -516,7 +516,7 @@ class _Reader:
             # In a shared stream, every process that wrote it wrote it last.
             groups[keys[-1]].last += 1 if file or prefix else keys.count(keys[-1])
         lasting = sorted(
-            (group for group in groups.values() if group.last or group.first),
+            (g for g in groups.values() if g.last or g.first or _before_a_crash(g.text)),
             key=lambda group: group.at,
         )
         return tuple(
@@ -531,6 +531,12 @@ class _Reader:
             )
             for group in lasting[-_MOST_WORDS:]
         )
+
+
+def _before_a_crash(text: str) -> bool:
+    """Return whether a library writes the line before it ends its process: its end may follow."""
+    row = known(text)
+    return row is not None and On.CRASH in row.on
 
 
 def _of_unnamed(

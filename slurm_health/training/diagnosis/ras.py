@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from slurm_health.records.script_records import MOST_LINES
-from slurm_health.records.text import listed, ranks_text
+from slurm_health.records.text import counted, listed, ranks_text
 from slurm_health.training.diagnosis.collectives import STAND_IN, FlightRecord, Reached
 from slurm_health.training.diagnosis.samples import RankSample, Standstill
 from slurm_health.training.framework import DataManager, Inference, Sureness
@@ -144,8 +144,8 @@ def records_of(status: RasStatus, samples: Sequence[RankSample]) -> list[FlightR
     return records
 
 
-def rank_unresponsive(_: Inference, data: DataManager) -> Inference | None:
-    """Ranks do not answer NCCL, and others of their communicator do."""
+def ranks_by_ras(_: Inference, data: DataManager) -> Inference | None:
+    """Ranks do not answer NCCL, and others of their communicator do; or a few are ahead of most."""
     status, standstill = data.get(RasStatus), data.get(Standstill)
     samples = standstill.ranks if standstill else ()
     for communicator in sorted(status.communicators if status else (), key=lambda c: -c.size):
@@ -175,6 +175,37 @@ def rank_unresponsive(_: Inference, data: DataManager) -> Inference | None:
                 for rank in missing[:MOST_LINES]
             ),
             advice="check whether its process runs there, and whether its node can be reached",
+        )
+    return _most_behind(status)
+
+
+def _most_behind(status: RasStatus | None) -> Inference | None:
+    """Most ranks of a communicator are behind a few, which are not at fault for being ahead."""
+    for communicator in sorted(status.communicators if status else (), key=lambda c: -c.size):
+        counts = Counter(rank.launched for rank in communicator.ranks)
+        most = max(counts, default=0)
+        behind = sum(counts.values()) - counts[most]
+        if behind <= counts[most]:
+            continue
+        ahead = [rank for rank in communicator.ranks if rank.launched == most and rank.host]
+        return Inference(
+            name="most-ranks-behind",
+            description=f"{behind} of the {communicator.size} ranks of a communicator launched"
+            f" fewer collectives than the other {counts[most]}, which are ahead and not at fault"
+            " for it; the collected data does not show what most wait for",
+            sureness=Sureness.POSSIBLE,
+            evidence=(
+                f"NCCL RAS: communicator {communicator.hash}: "
+                + ", ".join(
+                    f"{counted(ranks, 'rank')} launched {count}"
+                    for count, ranks in sorted(counts.items())[:MOST_LINES]
+                ),
+                *(
+                    f"NCCL RAS: rank {rank.rank} on {rank.host} is ahead"
+                    for rank in ahead[: MOST_LINES - 1]
+                ),
+            ),
+            advice="look at the stack of a rank that is behind (py-spy dump --pid PID)",
         )
     return None
 

@@ -473,6 +473,15 @@ EXCEPTIONS: tuple[Row, ...] = (
         on=On.LAST_WORDS | On.SHARED,
     ),
     Row(
+        "message-truncated",
+        r"[Mm]essage truncated",
+        "a rank received more than it had room for: ranks called collectives of different sizes,"
+        " or have different settings of NCCL (NCCL_PROTO, NCCL_ALGO)",
+        "check that all ranks call the same collectives with the same sizes, and that their nodes"
+        " have the same variables of NCCL",
+        on=On.LAST_WORDS,
+    ),
+    Row(
         "duplicate-gpu",
         r"Duplicate GPU detected|ncclInvalidUsage|invalid usage",
         "ranks were given the same GPU, or NCCL was called wrongly",

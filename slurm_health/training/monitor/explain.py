@@ -23,7 +23,13 @@ from slurm_health.node.rules.kernel_lines import (
 )
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import UsageError
-from slurm_health.records.script_records import MOST_LINES, SCRIPT_FAILED, Attribution, Diagnosed
+from slurm_health.records.script_records import (
+    MOST_LINES,
+    NO_PROGRESS,
+    SCRIPT_FAILED,
+    Attribution,
+    Diagnosed,
+)
 from slurm_health.system import killable
 from slurm_health.training.diagnosis.collected import (
     UNKNOWN_CODE,
@@ -162,6 +168,9 @@ def explain(
     if inputs.ras is not None and not inputs.outputs:  # the report of a training that hangs
         data.append(Standstill(stalled_s=1.0, allowance_s=0.0, step=0, nodes=known))
         cause = HangDiagnostician().diagnose(data_manager=DataManager(data)).diagnosed
+        if cause is not None and cause.cause == NO_PROGRESS:
+            words = "nothing in these files shows where the training hangs"
+            cause = msgspec.structs.replace(cause, description=words, evidence=[])
         action = what_follows(cause, JobAtFailure(batch_node="", nodes=known))
     else:
         data.append(JobAtFailure(batch_node=known[0] if known else "", nodes=known))
