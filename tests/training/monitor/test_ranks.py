@@ -334,12 +334,13 @@ def test_a_forked_child_is_no_rank_also_when_its_rank_has_ended(start: Start, sc
 
 # Slurm puts all tasks of a step on a node into the process group of the first.
 SLURMSTEPD = """
-import json, os, sys
+import contextlib, json, os, sys
 environ, *argv = json.loads(sys.argv[1]), *sys.argv[2:]
 tasks = []
 for task in ("0", "1", "2"):
     tasks.append(os.fork() or os.getpid())
-    os.setpgid(tasks[-1], tasks[0])
+    with contextlib.suppress(PermissionError):  # it has executed its program, and done so itself
+        os.setpgid(tasks[-1], tasks[0])
     if tasks[-1] == os.getpid():
         os.execve(argv[0], [*argv[:-1], argv[-1] + task, ""], {**environ, "SLURM_PROCID": task})
 for task in tasks:
