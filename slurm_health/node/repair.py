@@ -34,7 +34,7 @@ from slurm_health.records.decoding import from_json, from_msgpack
 from slurm_health.records.errors import SlurmError
 from slurm_health.system import processes
 from slurm_health.system.killable import Answered, run_one
-from slurm_health.system.nvml import read_gpus
+from slurm_health.system.nvml import GpuDevice, Gpus, read_gpus
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Node
 from slurm_health.system.telemetry import send_line
@@ -227,28 +227,31 @@ def save_attempt(site: Site, attempt: RepairAttempt) -> None:
 
 
 def take(
-    site: Site, attempt: RepairAttempt, devices: Collection[str], list_gpus: Callable[[], list[str]]
+    site: Site, attempt: RepairAttempt, devices: Collection[str], look: Callable[[], Gpus]
 ) -> RepairAttempt:
-    """Reset GPUs, or run the site's test; return how that ended.
-
-    `nvidia-smi` refuses to reset a GPU that a process uses.
+    """Reset GPUs that no process uses, or run the site's test; return how that ended.
 
     Args:
         site: the config file.
         attempt: what was begun.
         devices: the PCI addresses of the GPUs at fault; none for all.
-        list_gpus: returns the addresses of all GPUs.
+        look: asks NVML.
     """
     try:
         if attempt.step is RepairStep.TEST:
             text = processes.run_for_site(site.repair.test, 60 * site.repair.test_limit_min)
             return repair.with_outcome(attempt, Outcome.DONE, text)
-        wanted = {address(bus) for bus in devices}
-        chosen = [bus for bus in list_gpus() if not wanted or address(bus) in wanted]
-        if len(chosen) < max(1, len(wanted)):
-            why = f"NVML shows no GPU at {', '.join(sorted(wanted)) or 'all'}"
+        gpus, wanted = look(), {address(bus) for bus in devices}
+        chosen = [gpu for gpu in gpus.devices if not wanted or address(gpu.bus) in wanted]
+        why = "" if chosen else "NVML shows no GPU"
+        if missing := wanted - {address(gpu.bus) for gpu in chosen}:
+            why = f"NVML shows no GPU at {', '.join(sorted(missing))}"
+        if gpus.broken:
+            why = f"the GPUs cannot be asked: {gpus.broken}"
+        if why := why or next(filter(None, map(_why_not_reset, chosen)), ""):
             return repair.with_outcome(attempt, Outcome.FAILED, why)
-        argv = [word.replace("{gpus}", ",".join(chosen)) for word in site.repair.reset]
+        buses = ",".join(gpu.bus or str(gpu.index) for gpu in chosen)
+        argv = [word.replace("{gpus}", buses) for word in site.repair.reset]
         text = processes.run_for_site(argv, repair.STEP_LIMIT_S)
         # Lines that the kernel wrote before the reset no longer count.
         if (now := CheckContext().boot_time()) is not None:
@@ -258,17 +261,23 @@ def take(
     return repair.with_outcome(attempt, Outcome.DONE, text)
 
 
-def gpu_addresses() -> list[str]:
-    """Return the addresses of this machine's GPUs as NVML shows them, none if it does not answer.
+def _why_not_reset(gpu: GpuDevice) -> str:
+    """Return who uses a GPU, or why that is not known; or that its NVLinks are being joined."""
+    if gpu.processes is None:
+        why = gpu.lost or gpu.unanswered or "not supported"
+        return f"GPU {gpu.index} does not report which processes use it: {why}"
+    if gpu.processes:
+        return f"GPU {gpu.index} is in use by PID {', '.join(map(str, gpu.processes))}"
+    joins = gpu.fabric_state == "in progress"
+    return f"GPU {gpu.index} is still joining the NVLink fabric" if joins else ""
 
-    A child asks it.
-    """
 
-    def work() -> bytes:
-        return msgspec.msgpack.encode([gpu.bus or str(gpu.index) for gpu in read_gpus().devices])
-
-    answer = run_one(work, _NVML_LIMIT_S)
-    return from_msgpack(answer.data, list[str]) if isinstance(answer, Answered) else []
+def ask_nvml() -> Gpus:
+    """Return this machine's GPUs, read in a child."""
+    answer = run_one(lambda: msgspec.msgpack.encode(read_gpus()), _NVML_LIMIT_S)
+    if isinstance(answer, Answered):
+        return from_msgpack(answer.data, Gpus)
+    return Gpus(broken=getattr(answer, "reason", f"no answer within {_NVML_LIMIT_S:g} s"))
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -287,7 +296,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         if why_not:
             ended = repair.with_outcome(attempt, Outcome.FAILED, why_not)
         else:
-            ended = take(site, attempt, devices, gpu_addresses)
+            ended = take(site, attempt, devices, ask_nvml)
         line = f"{attempt.step.value}: {ended.outcome.value}: {ended.text}"
         try:
             save_attempt(site, ended)

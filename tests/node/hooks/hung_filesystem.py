@@ -34,6 +34,7 @@ from slurm_health.node.rules.settings import Repair
 from slurm_health.node.run import run_checks
 from slurm_health.node.site import Site, Timing
 from slurm_health.report import jobs
+from slurm_health.system.nvml import Gpus
 from tests.support.sites import load_site
 
 _CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000, 1 << 18
@@ -172,7 +173,7 @@ def command(directory: Path, state: Path) -> list[object]:
     begun = RepairAttempt(node="n3", step=RepairStep.TEST, time_s=1.0, drain="d")
     place = msgspec.structs.replace(site(directory, state), repair=settings)
     began = time.monotonic()
-    ended = repair.take(place, begun, (), list)
+    ended = repair.take(place, begun, (), Gpus)
     return [time.monotonic() - began, ended.outcome.value, ended.text]
 
 

@@ -12,6 +12,7 @@ from slurm_health.node import repair
 from slurm_health.node.hooks import nodes
 from slurm_health.node.notify import EventKind
 from slurm_health.node.rules.repair import Outcome, RepairAttempt, RepairStep
+from slurm_health.system.nvml import GpuDevice, Gpus
 from slurm_health.system.slurm.client import Client
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
@@ -302,24 +303,50 @@ def test_a_node_that_only_an_administrator_could_clear_returns_after_its_test(
 # --- a step as it is taken -----------------------------------------------------------------------
 
 
+def gpus(**of_first: object) -> Gpus:
+    first = GpuDevice(index=0, bus="00000000:3B:00.0", processes=())
+    first = msgspec.structs.replace(first, **of_first)
+    return Gpus(devices=(first, GpuDevice(index=1, bus="00000000:5E:00.0", processes=())))
+
+
+def reset(node: Node, here: Gpus, *devices: str) -> tuple[RepairAttempt, str]:
+    trace = node.directory / "resets"
+    node.more = f"[repair]\nreset = ['sh', '-c', 'echo $0 >>{trace}', '{{gpus}}']\n"
+    ended = repair.take(node.site, begun(), devices, lambda: here)
+    return ended, trace.read_text() if trace.exists() else ""
+
+
 @pytest.mark.parametrize(
-    ("devices", "addresses"),
+    ("devices", "expected"),
     [
-        (["0000:3b:00"], "00000000:3B:00.0"),
-        (["00000000:5E:00.0"], "00000000:5E:00.0"),
-        ([], "00000000:3B:00.0,00000000:5E:00.0"),
-        (["0000:aa:00"], None),
+        (["0000:3b:00"], "00000000:3B:00.0\n"),
+        (["00000000:5E:00.0"], "00000000:5E:00.0\n"),
+        ([], "00000000:3B:00.0,00000000:5E:00.0\n"),
     ],
 )
 def test_the_gpus_at_fault_are_reset_or_all_if_they_are_not_known(
-    node: Node, devices: list[str], addresses: str | None
+    node: Node, devices: list[str], expected: str
 ) -> None:
-    trace = node.directory / "resets"
-    node.more = f"[repair]\nreset = ['sh', '-c', 'echo $0 >>{trace}', '{{gpus}}']\n"
-    here = ["00000000:3B:00.0", "00000000:5E:00.0"]
-    attempt = repair.take(node.site, begun(), devices, lambda: here)
-    assert attempt.outcome is (Outcome.DONE if addresses else Outcome.FAILED)
-    assert (trace.read_text() if trace.exists() else None) == (addresses and f"{addresses}\n")
+    attempt, trace = reset(node, gpus(), *devices)
+
+    assert (attempt.outcome, trace) == (Outcome.DONE, expected)
+
+
+@pytest.mark.parametrize(
+    ("here", "why"),
+    [
+        (gpus(processes=(4711,)), "GPU 0 is in use by PID 4711"),
+        (gpus(processes=None), "does not report which processes use it"),
+        (gpus(fabric_state="in progress"), "still joining the NVLink fabric"),
+        (gpus(bus="00000000:AA:00.0"), "NVML shows no GPU at 0000:3b:00"),
+        (Gpus(broken="no answer within 60 s"), "the GPUs cannot be asked: no answer"),
+    ],
+)
+def test_a_gpu_that_may_be_in_use_is_not_reset(node: Node, here: Gpus, why: str) -> None:
+    attempt, trace = reset(node, here, "0000:3b:00")
+
+    assert (attempt.outcome, trace) == (Outcome.FAILED, "")
+    assert why in attempt.text
 
 
 def test_a_command_that_fails_or_is_not_there_is_a_failed_step(node: Node) -> None:
@@ -328,5 +355,5 @@ def test_a_command_that_fails_or_is_not_there_is_a_failed_step(node: Node) -> No
         ("['/nowhere/x']", "/nowhere/x cannot be run: No such file or directory"),
     ):
         node.more = f"[repair]\ntest = {argv}\n"
-        attempt = repair.take(node.site, begun(RepairStep.TEST), (), list)
+        attempt = repair.take(node.site, begun(RepairStep.TEST), (), Gpus)
         assert (attempt.outcome, attempt.text) == (Outcome.FAILED, why)
