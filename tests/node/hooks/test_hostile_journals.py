@@ -13,7 +13,11 @@ import pytest
 
 from slurm_health.node.hooks import user_journal
 from slurm_health.node.hooks.user_journal import JobEnded, Unreadable
+from slurm_health.node.rules.accusations import from_journal
+from slurm_health.records.errors import RecordTooNew
 from slurm_health.records.records import VerdictReached
+from slurm_health.records.verdict import Level
+from slurm_health.system.journal import MASTER, Reader
 from tests.support.accusing import JOB, UID, Story, journal, judged, lines, started
 
 HOSTILE_TEXTS = {
@@ -87,6 +91,11 @@ def test_a_hostile_journal_accuses_nobody(
     assert not story.ended()
     assert time.monotonic() - began < 60
     assert story.node.slurm.calls() == []
+
+
+def test_a_journal_of_deep_nesting_does_no_harm(story: Story) -> None:
+    story.write(journal() + b"[" * 900_000 + b"\n" + b'{"v":2}')
+    story.ended()
 
 
 @pytest.mark.root
@@ -163,6 +172,45 @@ def test_nothing_that_a_user_writes_is_executed(story: Story, tmp_path: Path, fo
     node.prolog(7, 1000, **extra)
     assert node.state == "IDLE+DRAIN"
     assert not made.exists()
+
+
+CASES = int(os.environ.get("ACCUSATION_CASES", "100000"))
+
+
+def test_no_mutation_of_a_journal_accuses_what_it_should_not(tmp_path: Path) -> None:
+    """Whatever comes out is about this node and job."""
+    choice = random.Random(7)
+    well = journal(judged("n4"), judged("n3", level=Level.HEALTHY))
+    seeds = [well, journal(judged("n9")), journal(job=8), lines(started()), b"", b"\0" * 64]
+    for _ in range(CASES):
+        data = bytearray(choice.choice(seeds))
+        for _ in range(choice.randint(1, 12)):
+            _mutate(data, choice)
+        try:
+            entries = Reader(tmp_path, MASTER).take(bytes(data))
+        except RecordTooNew:
+            continue
+        found = from_journal([entry.record for entry in entries], node="n3", job=JOB)
+        if found is not None:
+            assert (found.node, found.job) == ("n3", JOB)
+            assert found.reason.isprintable()
+            assert len(found.reason) <= 160
+
+
+def _mutate(data: bytearray, choice: random.Random) -> None:
+    at = choice.randint(0, len(data))
+    match choice.randint(0, 4):
+        case 0:
+            data[at:at] = choice.randbytes(choice.randint(1, 9))
+        case 1:
+            del data[at : at + choice.randint(1, 30)]
+        case 2 if data:
+            data[at % len(data)] = choice.randint(0, 255)
+        case 3:
+            data[at:at] = data[: choice.randint(0, 200)]
+        case _:
+            words = (b'"n3"', b'"faulty"', b"7", b"[", b"{", b'"\\ud8"', b"1e999", b"\n")
+            data[at:at] = choice.choice(words)
 
 
 def test_nonsense_from_the_reader_is_refused() -> None:
