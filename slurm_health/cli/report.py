@@ -36,7 +36,7 @@ def _form(flag: str, text: str) -> Callable[[_F], _F]:
 @click.option("-n", "--name", metavar="NAME", help="Without JOBID: jobs of this name.")
 @number_option("--last", 1, 10_000, "Without JOBID: how many jobs to list.", default=10)
 @_form(_FOLLOW, "Draw the report anew until the job has ended.")
-@_form(_VERBOSE, "Print all evidence, every round, what was not seen.")
+@_form(_VERBOSE, "Print the evidence, every round, what was not seen.")
 @_form(_JSON, "Print JSON.")
 @_form(_HTML, "Print one page of HTML.")
 @click.option("--cluster", metavar="NAME", help="The cluster, if several share the journal.")
