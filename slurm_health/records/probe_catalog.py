@@ -44,6 +44,18 @@ GPT = ("gpt_fit", "gpt")
 STORAGE = "storage"
 # Options of the round that orders the test: paths, separated by commas, and the nodes.
 STORAGE_PATHS, STORAGE_NODES = "storage_paths", "storage_nodes"
+# How long the test of a path takes at most. A healthy one takes tens of milliseconds.
+STORAGE_LIMIT_S = 6.0
+# A node begins so much later than the one before it: a metadata server answers some ten thousand
+# requests a second, and a node sends about twenty.
+STORAGE_STAGGER_S = 0.001
+# What became of files, `status` of a test or of a read: one of these, or the name of an error.
+OK = "ok"
+HUNG = "hung"
+UNSEEN = "unseen"  # the files of a peer never appeared
+LATE = "late"  # the peer had not written them yet, which says nothing about the reader
+FULL = frozenset({"ENOSPC", "EDQUOT"})
+REFUSED = frozenset({"EACCES", "EPERM"})
 # Only for accelerators, or only for nodes with accelerators.
 ON_ACCELERATORS = frozenset({"memory_pattern", "host_copy", "peer_copy"})
 # Light probes measure the same as these with numpy and over TCP, without torch.

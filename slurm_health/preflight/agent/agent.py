@@ -19,6 +19,7 @@ from slurm_health.preflight.agent.worker_process import Done, Gone, InRound, Wor
 from slurm_health.preflight.agent.workers import AgentSettings, Workers
 from slurm_health.preflight.orders import Bell
 from slurm_health.records import records
+from slurm_health.records.nodeset import expand
 from slurm_health.records.probe_catalog import STORAGE_NODES
 from slurm_health.records.verdict import Outcome
 from slurm_health.system import journal
@@ -188,6 +189,7 @@ class Agent:
             match record:
                 case records.RoundStarted():
                     self._begin_round(record)
+                    self._begin_storage(record)  # workers measure while it loads and forks
                 case records.GroupAborted():
                     self._abort(record)
                 case records.VerdictReached():
@@ -207,10 +209,6 @@ class Agent:
         ready = self._workers.ready
         if not (ready or self._workers.ended):
             return  # the master knows: it did not count on this node
-        if STORAGE_NODES in record.options and self._storage is None:
-            from slurm_health.preflight.agent.storage import StorageTest
-
-            self._storage = StorageTest(self._settings.node, record.options, self._poller.secret)
         (group,), (far,) = record.groups, record.rendezvous
         self._round = NodeRound(
             record=record,
@@ -237,6 +235,13 @@ class Agent:
         secret, current = self._poller.secret, self._round
         for worker in self._workers:
             worker.send(round_command(secret, current, worker.local_rank, far=far, near=near))
+
+    def _begin_storage(self, record: records.RoundStarted) -> None:
+        tested = record.options.get(STORAGE_NODES)
+        if tested and self._storage is None and self._settings.node in expand(str(tested)):
+            from slurm_health.preflight.agent.storage import StorageTest
+
+            self._storage = StorageTest(self._settings.node, record.options, self._poller.secret)
 
     def _abort(self, record: records.GroupAborted) -> None:
         current = self._round

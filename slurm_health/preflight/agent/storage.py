@@ -23,24 +23,24 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import json, structs
 
-from slurm_health.preflight.session.storage import (
+from slurm_health.records.decoding import from_json
+from slurm_health.records.nodeset import expand
+from slurm_health.records.probe_catalog import (
     FULL,
     HUNG,
     LATE,
-    LIMIT_S,
     OK,
     REFUSED,
-    STAGGER_S,
+    STORAGE_LIMIT_S,
+    STORAGE_NODES,
+    STORAGE_PATHS,
+    STORAGE_STAGGER_S,
     UNSEEN,
 )
-from slurm_health.records.decoding import from_json
-from slurm_health.records.nodeset import expand
-from slurm_health.records.probe_catalog import STORAGE_NODES, STORAGE_PATHS
 from slurm_health.records.records import Figure, StorageRead, StorageTested
 from slurm_health.system import proc
 from slurm_health.system.killable import Answered, Child
@@ -70,9 +70,9 @@ class StorageTest:
             _Path(path, f"{path}/.slurm-health-{name}", node, peers, _TOGETHER_BYTES // total)
             for path in str(options[STORAGE_PATHS]).split(",")
         ]
-        delay_s = place * STAGGER_S
+        delay_s = place * STORAGE_STAGGER_S
         self._child: Child | None = Child(
-            lambda: _test(self._paths, delay_s), delay_s + LIMIT_S + 1.0, _MOST_BYTES
+            lambda: _test(self._paths, delay_s), delay_s + STORAGE_LIMIT_S + 1.0, _MOST_BYTES
         )
 
     @property
@@ -107,13 +107,18 @@ class StorageTest:
 def _test(paths: Sequence[_Path], delay_s: float) -> bytes:
     """Test all paths at once, in the child."""
     time.sleep(delay_s)
-    _run([path.test for path in paths], LIMIT_S)
+    _run([path.test for path in paths], STORAGE_LIMIT_S)
     return json.encode([StorageTested(**path.known) for path in paths])
 
 
 def _run(works: Sequence[Callable[[], None]], limit_s: float) -> bytes:
     """Do works side by side in the child, and wait for them, but no longer than this."""
-    wait(map(ThreadPoolExecutor(len(works)).submit, works), limit_s)
+    until_s = time.monotonic() + limit_s
+    threads = [threading.Thread(target=work, daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, until_s - time.monotonic()))
     return b""
 
 
@@ -136,7 +141,7 @@ class _Path:
 
     def test(self) -> None:
         """Test the path; where it is not there for this node, its peers' files are not either."""
-        self._until_s = time.monotonic() + LIMIT_S - _END_EARLY_S
+        self._until_s = time.monotonic() + STORAGE_LIMIT_S - _END_EARLY_S
         try:
             self._note_mount(self._path)
             status = os.statvfs(self._path)  # an automounter mounts it now
@@ -150,7 +155,7 @@ class _Path:
         if not self.known["server"]:
             self.known["reads"] = {}  # no other node writes there
         readers = [functools.partial(self._read, peer) for peer in self.known["reads"]]
-        _run([self._write, *readers], LIMIT_S)
+        _run([self._write, *readers], STORAGE_LIMIT_S)
 
     def _note_mount(self, path: str) -> None:
         mount = proc.mount_of(proc.mounted(), path)
@@ -169,14 +174,14 @@ class _Path:
             known["small_ms"] = _since_ms(begun_s)
             if known["server"]:
                 begun_s = time.perf_counter()
-                self._fill(f"{self._own}.new", os.urandom(self._large_bytes))
+                self._fill(f"{self._own}.new", *_pieces(self._large_bytes))
                 os.rename(f"{self._own}.new", f"{self._own}.large")  # noqa: PTH104 - as above
                 known |= {"large_ms": _since_ms(begun_s), "large_bytes": self._large_bytes}
             known |= {"status": OK, "at": ""}
         except OSError as err:
             known["status"] = _name(err)
 
-    def _fill(self, path: str, data: bytes) -> None:
+    def _fill(self, path: str, *data: bytes) -> None:
         """Make a file, lock it, write it and sync it."""
         with open(path, "wb") as file:  # noqa: PTH123 - as above
             self.known["at"] = "lock"
@@ -186,7 +191,7 @@ class _Path:
                 if err.errno not in _NO_LOCKS:
                     raise
             self.known["at"] = "write"
-            file.write(data)
+            file.writelines(data)
             file.flush()
             self.known["at"] = "sync"
             os.fsync(file.fileno())
@@ -249,6 +254,13 @@ class _Path:
 
 def _content(node: str) -> bytes:
     return node.encode().ljust(_SMALL_BYTES)
+
+
+def _pieces(total_bytes: int) -> Iterator[bytes]:
+    """Yield data that no filesystem compresses; to make all of it at random takes 20 ms."""
+    piece = os.urandom(_PIECE_BYTES)
+    for start in range(0, total_bytes, _PIECE_BYTES):
+        yield piece[: total_bytes - start]
 
 
 def _since_ms(begun_s: float) -> float:

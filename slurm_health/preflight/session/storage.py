@@ -16,28 +16,26 @@ from statistics import median
 from msgspec.structs import replace
 
 from slurm_health.records.nodeset import fold
+from slurm_health.records.probe_catalog import (
+    FULL,
+    HUNG,
+    LATE,
+    OK,
+    REFUSED,
+    STORAGE_LIMIT_S,
+    STORAGE_STAGGER_S,
+    UNSEEN,
+)
 from slurm_health.records.records import StorageRead, StorageTested
 from slurm_health.records.text import counted
 from slurm_health.records.verdict import Level, NodeVerdict, StorageBlame, StorageVerdict
 
-# How long the test of a path takes at most. A healthy one takes tens of milliseconds.
-LIMIT_S = 6.0
-# A node begins so much later than the one before it: a metadata server answers some ten thousand
-# requests a second, and a node sends about twenty.
-STAGGER_S = 0.001
 _ORDERS_S = 2.0
-# What became of files, `status` of a test or of a read: one of these, or the name of an error.
-OK = "ok"
-HUNG = "hung"
-UNSEEN = "unseen"  # the files of a peer never appeared
-LATE = "late"  # the peer had not written them yet, which says nothing about the reader
-FULL = frozenset({"ENOSPC", "EDQUOT"})
-REFUSED = frozenset({"EACCES", "EPERM"})
 ABSENT = frozenset({"ENOENT", "ENOTDIR"})
 _WORDS = {
     "ENOSPC": "has no space left (ENOSPC)",
     "EDQUOT": "is over its quota (EDQUOT)",
-    HUNG: f"did not answer within {LIMIT_S:g} s",
+    HUNG: f"did not answer within {STORAGE_LIMIT_S:g} s",
     UNSEEN: "does not show what its peers write",
     "EROFS": "is read-only",
     "ESTALE": "has a stale handle (ESTALE)",
@@ -55,7 +53,7 @@ _LEAST_NODES = 3  # the one in doubt, and two that are well: one alone proves no
 
 def at_most_s(nodes: int) -> float:
     """Return how long the test of so many nodes takes at most, with its orders and its answers."""
-    return LIMIT_S + nodes * STAGGER_S + _ORDERS_S
+    return STORAGE_LIMIT_S + nodes * STORAGE_STAGGER_S + _ORDERS_S
 
 
 def judge(tests: Iterable[StorageTested]) -> Iterator[NodeVerdict | StorageVerdict]:
@@ -80,7 +78,7 @@ class _Path:
         self._read_ms = median([ms for ms in reads if ms] or [0.0])
         self._usual_ms = self._small_ms + self._large_ms + self._read_ms
         # Then a test may fail to end in time by chance, on any node.
-        self._all_are_slow = self._usual_ms * _SLOW_FACTOR > LIMIT_S * 1e3
+        self._all_are_slow = self._usual_ms * _SLOW_FACTOR > STORAGE_LIMIT_S * 1e3
         # The mount that most have; without a server it is a directory of each node's own.
         servers = [(test.server, test.filesystem) for test in tests.values()]
         self._server, filesystem = max(servers, key=servers.count)

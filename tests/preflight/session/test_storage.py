@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 import pytest
 
-from slurm_health.preflight.session.storage import HUNG, LATE, OK, UNSEEN, judge
+from slurm_health.preflight.session.storage import judge
+from slurm_health.records.probe_catalog import HUNG, LATE, OK, UNSEEN
 from slurm_health.records.records import StorageRead, StorageTested
 from slurm_health.records.verdict import Level, NodeVerdict, StorageBlame, StorageVerdict
 
