@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a watch that no user asked for reports: hangs of five kinds of jobs, and healthy jobs.
+"""What a watch that no user asked for reports: hangs of seven kinds of jobs, and healthy jobs.
 
-    python -m benchmarks.watch                                25 scenes 4 times, 1,000 job-hours
+    python -m benchmarks.watch                                37 scenes 4 times, 1,000 job-hours
     python -m benchmarks.watch --runs 1 --healthy-hours 0     a quick look
     python -m benchmarks.watch --only ddp/link --runs 2       one scene
     python -m benchmarks.watch --results FILE                 goes on where it stopped
@@ -76,7 +76,12 @@ env -i "${{kept[@]}}" \\
     unshare --user --map-root-user --pid --fork --mount-proc \\
     /bin/sh -c '"$@"; exit' sh {python} training.py "$@"
 """
+_TORCHRUN = """#!/bin/bash
+exec {python} -m torch.distributed.run --nnodes=$SLURM_NNODES --node-rank=$SLURM_NODEID \\
+    --nproc-per-node=2 --master-addr=$MASTER_ADDR --master-port=$MASTER_PORT training.py "$@"
+"""
 _STARTS = {
+    "torchrun": "srun -n $SLURM_NNODES --ntasks-per-node=1 ./torchrun.sh {words}\n",
     "mpi": "mpirun --map-by node --mca btl tcp,self /usr/bin/python3 training.py {words}\n",
     "container": "srun --kill-on-bad-exit=1 ./container.sh {words}\n",
 }
@@ -176,12 +181,12 @@ class Bench:
     def _hang(self, plan: Plan, nodes: Sequence[str]) -> dict[str, Any]:
         """Let a job hang; return after how long that was reported, in its own time, and how."""
         site, scale = self._site, self._options.scale
-        nodes = nodes[: plan.ranks]
+        nodes = nodes[: plan.nodes]
         words = f"{plan.kind} {plan.how} {plan.culprit} {scale:g}"
         job = self._submit(
             plan,
-            *(f"-N{plan.ranks}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"),
-            *("--no-requeue", "--exclusive"),
+            *(f"-N{plan.nodes}", f"--ntasks-per-node={plan.on_node}"),
+            *(f"--nodelist={','.join(nodes)}", "--no-requeue", "--exclusive"),
             text=self._text(_STARTS.get(plan.kind, _RUNS), scale, words),
         )
         mark = site.lab.home("alice") / f"hung-{job}"
@@ -191,7 +196,7 @@ class Bench:
             self._await(mark.exists, f"{plan} to hang (job {job})", _BEGINS_S)
             hung_s = float(mark.read_text())
             if plan.how in OUTSIDE:
-                stack.enter_context(self._struck(plan.how, nodes[plan.culprit]))
+                stack.enter_context(self._struck(plan.how, nodes[plan.culprit // plan.on_node]))
                 hung_s = time.time()
             until_s = time.time() + 3 * LIMIT_S * scale
             while not hangs and time.time() < until_s and not self._stop.is_set():
@@ -280,6 +285,7 @@ def _scripts(site: Site) -> None:
     for name in ("training.py", "healthy.py"):
         site.script(name, (_HERE / name).read_text())
     site.script("task.sh", _TASK.format(python=sys.executable))
+    site.script("torchrun.sh", _TORCHRUN.format(python=sys.executable))
     site.script("container.sh", _CONTAINER.format(python=sys.executable))
     for node in site.lab.nodes:
         place = site.lab.paths.tmp(node) / _DATA.name

@@ -11,6 +11,8 @@ JOBS = {
     "fsdp": "FSDP in two pipeline stages over gloo, by srun",
     "mpi": "Open MPI by mpirun, without torch",
     "sockets": "sockets alone, by srun",
+    "tasks": "DDP over gloo, by srun, two tasks on a node",
+    "torchrun": "DDP over gloo, by torchrun, two ranks on a node",
     "container": "DDP in user and pid namespaces, half of them without the job's environment",
 }
 HANGS = {
@@ -53,19 +55,27 @@ class Plan:
     number: int = 0
 
     @property
-    def ranks(self) -> int:
-        """How many ranks it has, on a node each."""
+    def nodes(self) -> int:
+        """How many nodes it has."""
         return 4 if self.kind == "fsdp" else 3
 
     @property
+    def on_node(self) -> int:
+        """How many ranks a node has."""
+        return 2 if self.kind in {"tasks", "torchrun"} else 1
+
+    @property
     def culprit(self) -> int:
-        """The rank that everything else waits for: never the first, which serves the rendezvous."""
-        return 1 + self.number % (self.ranks - 1)
+        """The rank that the others wait for: never of the first node, which has the rendezvous."""
+        return self.on_node + self.number % (self.on_node * (self.nodes - 1))
 
     def truth(self, nodes: Sequence[str]) -> dict[str, object]:
-        """Return what a report of it must say."""
-        node = nodes[self.culprit]
-        return {"node": node, "rank": self.culprit, "causes": sorted(_CAUSES[self.how])}
+        """Return what a report of it must say: a fault of a node affects all ranks there."""
+        place = self.culprit // self.on_node
+        first = place * self.on_node
+        of_node = list(range(first, first + self.on_node))
+        ranks = of_node if self.how in OUTSIDE else [self.culprit]
+        return {"node": nodes[place], "ranks": ranks, "causes": sorted(_CAUSES[self.how])}
 
 
 def plans(runs: int, healthy: int) -> list[Plan]:
@@ -85,4 +95,4 @@ def is_right(run: dict[str, object]) -> bool:
     truth = run["truth"]
     assert isinstance(truth, dict)
     place = (run.get("nodes"), run.get("ranks"))
-    return place == ([truth["node"]], [truth["rank"]]) and run.get("cause") in truth["causes"]
+    return place == ([truth["node"]], truth["ranks"]) and run.get("cause") in truth["causes"]

@@ -77,6 +77,8 @@ _LAUNCHERS = tuple(
         r"process (?P<rank>\d{1,6}) terminated with exit code (?P<code>\d{1,3})$",
         # MPICH: application called MPI_Abort(MPI_COMM_WORLD, 1) - process 3
         r"^application called MPI_Abort\(MPI_COMM_WORLD, (?P<code>-?\d+)\) - process (?P<rank>\d+)",
+        # MPICH ERROR [Rank 0] [job id 12.0] [Thu Aug 3 00:01:58 2023] [n2] - Abort(1616271) (…
+        r"^MPICH ERROR \[Rank (?P<rank>\d{1,6})\] (?:\[[^\]]+\] ){2}\[(?P<node>[\w.-]+)\] - Abort",
         # Fatal Python error: Segmentation fault (faulthandler)
         r"^Fatal Python error: (?P<how>[A-Z][a-z]+(?: [a-z]+){0,2})$",
         # subprocess: died with <Signals.SIGKILL: 9>
@@ -86,7 +88,7 @@ _LAUNCHERS = tuple(
     )
 )
 _OF_A_LAUNCHER = re.compile(
-    r"[Ee]xit|EXIT|signal|SIG|MPI_A|terminated with|Process name|RUNNING AT|: line \d+: +\d"
+    r"[Ee]xit|EXIT|signal|SIG|MPI_A|MPICH E|terminated with|Process name|RUNNING AT|: line \d+: +\d"
     r"|^Fatal Python"
 )
 

@@ -209,6 +209,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         r"|\[Errno (5|30|107|108|116|121)\]|\[Errno 110\][^:]* of a file",
         "a filesystem failed while the script used it",
         "check whether the path can be read on other nodes, and have the node checked",
+        unless=lambda error: re.search(r"OFI|UCX|ibv_|NCCL", error) is not None,  # of a network
         on=On.LAST_WORDS,
     ),
     Row(
@@ -528,6 +529,17 @@ EXCEPTIONS: tuple[Row, ...] = (
         " first",
         sureness=Sureness.POSSIBLE,
         on=On.LAST_WORDS,
+    ),
+    Row(
+        "mpi-call-failed",
+        # MPICH: Fatal error in PMPI_Isend: …; Open MPI: *** An error occurred in MPI_Recv
+        r"Fatal error in (?:internal_)?P?MPI_\w+: |\*\*\* An error occurred in MPI_\w",
+        "a call of MPI failed: its arguments are wrong, a peer had ended, or MPI met an error of"
+        " the GPU or the network below it",
+        "read the lines below it: they name the call and its arguments; if it fails on one node"
+        " only, have that node checked",
+        sureness=Sureness.POSSIBLE,
+        on=On.LAST_WORDS | On.CRASH,
     ),
     Row(
         "ssh-failed",

@@ -61,12 +61,12 @@ _OUT_OF_GPU_MEMORY = "use a smaller batch or model part per GPU, or activation c
 DEVICES: tuple[Row, ...] = (
     Row(
         "gpu-broken",
-        r"uncorrectable ECC|uncorrectable NVLink|GPU is lost|fallen off the bus"
+        r"uncorrectable ECC|ECC_UNCORRECTABLE|uncorrectable NVLink|GPU is lost|fallen off the bus"
         r"|device handle for GPU.{1,40}Unknown Error",  # nvidia-smi's words for a lost one
         "a GPU of the node failed",
         LEAVE,
         _NODE,
-        on=On.LAST_WORDS,
+        on=On.LAST_WORDS | On.CRASH,
     ),
     Row(
         "gpu-occupied",
@@ -102,7 +102,7 @@ DEVICES: tuple[Row, ...] = (
         "a check in a GPU kernel failed, most often an index out of range",
         "run it once with CUDA_LAUNCH_BLOCKING=1 to see the operation; " + FIX,
         _USER,
-        on=On.LAST_WORDS,
+        on=On.LAST_WORDS | On.CRASH,
     ),
     Row(
         "illegal-access",
@@ -118,7 +118,7 @@ DEVICES: tuple[Row, ...] = (
         r"unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED|access of peer GPU memory",
         "a kernel failed on the GPU: it used memory that is not its own, or the GPU is broken",
         BLOCKING,
-        on=On.LAST_WORDS,
+        on=On.LAST_WORDS | On.CRASH,
     ),
     Row(
         "no-such-gpu",
