@@ -215,7 +215,8 @@ def main() -> int:
     """Deliver the message on standard input; log why it did not arrive."""
     order = from_json(sys.stdin.buffer.read(), _Order)
     message, home = order.message, Path(pwd.getpwuid(os.getuid()).pw_dir)
-    problem = deliver(message, home, Client(os.environ, patience_s=0.0), Path(order.site))
+    client = Client(os.environ, patience_s=_LIMIT_S)  # slurmctld may be restarting
+    problem = deliver(message, home, client, Path(order.site))
     if problem:
         text = f"slurm-health: job {message.job}: its owner was not sent {message.kind}: {problem}"
         send_line("info", text)
