@@ -27,6 +27,7 @@ BENCHMARKS = {
     "replay": ("replay", "what is said of recordings of real clusters: ARGS=DIR"),
     "owners": ("owners", "is every event of a job sent once to its owner, whatever breaks"),
     "watch": ("watch", "a watch that nobody asked for: are hangs reported, and healthy jobs not"),
+    "slurm-drains": ("slurm_drains", "Slurm's own drains: explained, and no node returned wrongly"),
     "storage": ("storage_clients", "what the test of storage asks of a server: 256 clients"),
     "scale": ("scale", "what a check of up to 16,384 simulated nodes costs"),
 }

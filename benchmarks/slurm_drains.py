@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drains of Slurm's own, provoked by real means: `python -m tests.e2e.slurm_drains`.
+"""Drains of Slurm's own, provoked by real means: `python -m benchmarks.slurm_drains`.
 
     kinds [RELEASE]...       every kind on every release: explained, and returned if the rule allows
     loop --runs 200          causes that stay, come back, are edited, or have a second fault beside
@@ -26,7 +26,7 @@ from tests.e2e.hooks_support import STATE, HookedSite, hooked_site
 from tests.lab import LabError
 from tests.support.sites import write_site
 
-HANGING = Path(__file__).parents[1] / "support/hanging_filesystem.py"
+HANGING = Path(__file__).with_name("hanging_filesystem.py")
 ROOTS = Path("/var/cache/slurm-health-lab")
 _DEADLINE_S = 120.0
 _FREEZER = "/sys/fs/cgroup/freezer"
@@ -174,7 +174,7 @@ def empty_spool(site: HookedSite, node: str) -> None:
 
 
 def rebooted(site: HookedSite, node: str) -> int:
-    """slurmd with another boot time."""
+    """A slurmd with another boot time."""
     site.lab.fault.kill_slurmd(node)
     site.lab.run(["slurmd", "-b", "-N", node], node=node, cwd="/", deadline_s=60)
     site.lab.wait_node(node, "DOWN", _DEADLINE_S)
@@ -203,7 +203,7 @@ def enough(site: HookedSite, node: str) -> None:
 
 
 def stuck_stepd(site: HookedSite, node: str) -> int:
-    """slurmstepd is stopped as its job ends: the job stays in COMPLETING."""
+    """A slurmstepd is stopped as its job ends: the job stays in COMPLETING."""
     job = started(site, node, "sleep 1000")
     time.sleep(1)
     stop = f"pkill -STOP -f '^slurmstepd: .{job}[.]'"
@@ -217,14 +217,14 @@ def go_on(site: HookedSite, node: str) -> None:
 
 
 def silent(site: HookedSite, node: str) -> int:
-    """slurmctld has no contact to slurmd."""
+    """No contact of slurmctld to slurmd."""
     site.lab.fault.stop_slurmd(node)
     site.lab.wait_node(node, "DOWN", _DEADLINE_S)
     return 0
 
 
 def answering(site: HookedSite, node: str) -> None:
-    """slurmd answers again."""
+    """The slurmd answers again."""
     site.lab.fault.start_slurmd(node)
     _until(site, lambda: site.lab.node_state(node)["State"] == "DOWN", f"{node} to answer")
 
@@ -479,7 +479,11 @@ def _forget(site: HookedSite) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run what is asked for."""
-    parser = argparse.ArgumentParser(prog="python -m tests.e2e.slurm_drains")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.slurm_drains",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     of_kinds = commands.add_parser("kinds")
     of_kinds.add_argument("releases", nargs="*", default=["host"])
