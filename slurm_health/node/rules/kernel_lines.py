@@ -319,8 +319,9 @@ KINDS: tuple[LineKind, ...] = (
 FAULTS = tuple(kind.pattern for kind in KINDS if kind.error.status is Status.NODE_FAULT)
 WARNINGS = tuple(kind.pattern for kind in KINDS if kind.error.status is Status.WARN)
 
-# `Nov 23 12:00:00 n1 kernel: `, `[  123.456789] `, `[Mon Nov 23 12:00:00 2026] `, an indentation
-_STAMP = re.compile(r"^(?:\S.{0,80}? kernel: )?(?:\[[^\]]{1,40}\] )? *")
+# `Nov 23 12:00:00 n1 kernel: `, `kernel: `, `[  123.456789] `, `[Mon Nov 23 12:00:00 2026] `, an
+# indentation
+_STAMP = re.compile(r"^(?:(?:\S.{0,80}? )?kernel: )?(?:\[[^\]]{1,40}\] )? *")
 
 
 def without_stamp(line: str) -> str:

@@ -165,7 +165,7 @@ _COMPLAINT = re.compile(
     r"|unable to|not found|no such|unrecogni[sz]ed|unknown|unexpected|missing|required"
     r"|permission denied|not allowed|not supported|unsupported|\bmust\b|No module named|refus"
     r"|not enough|by GPU\b|mismatch|panicked|exceeded|disconnected|marked dead|unreachable"
-    r"|abort",
+    r"|abort|double free|corrupt",
     re.I,
 )
 # Of a container that did not start: lines before them say why.

@@ -69,6 +69,8 @@ _REFUSED = re.compile(
     "|".join(kind.pattern for kind in KINDS if kind.name == "gpu-reset-required")
     + r"|^NVRM: (?:GPU \S+: )?(?:RmInitAdapter|rm_init_adapter) failed"
 )
+# A context that does not switch: also what follows if a program's own error stopped its kernel.
+_CONTEXT = "Xid 109"
 _KERNELS_OWN = "kernel-log"  # the check of errors that are no device's
 _DOMAIN = 3  # so many nodes with the same error share one cause, which may be at none of them
 
@@ -292,10 +294,15 @@ def gpu_errors(_: Inference, data: DataManager) -> Inference | None:
     nodes = reports.nodes if reports else ()
     errors: dict[str, list[tuple[KernelError, str]]] = {}
     refused: dict[str, list[str]] = {}
+    by_a_program: set[tuple[str, str]] = set()  # nodes, and addresses of GPUs
     for node in nodes:
         for line in node.kernel:
             error = device_error(line)
-            if error and error.status is Status.NODE_FAULT:
+            if error and error.whose == "program":
+                by_a_program.add((node.node, error.bus))
+            elif error and error.name == _CONTEXT and (node.node, error.bus) in by_a_program:
+                continue
+            elif error and error.status is Status.NODE_FAULT:
                 errors.setdefault(node.node, []).append((error, line))
             elif _REFUSED.search(line):
                 refused.setdefault(node.node, []).append(line)
