@@ -319,7 +319,9 @@ def gpu_errors(_: Inference, data: DataManager) -> Inference | None:
         name = f"{error.name}, " if error.name.partition(" ")[2] in line else ""
         says = f"{device} of {accused[0]} failed: {name}{error.what}"
         lines = {node: [line for _, line in errors[node]] for node in accused}
-        return _gpu_broken(says, lines, Sureness.CERTAIN, data, len(errors))
+        # A link ends where its other end has failed, too, which may be on another node.
+        sureness = Sureness.LIKELY if error.whose == "link" else Sureness.CERTAIN
+        return _gpu_broken(says, lines, sureness, data, len(errors))
     if refused:
         says = f"the driver of {next(iter(refused))} refuses to use a GPU, or cannot start it"
         return _gpu_broken(says, refused, Sureness.LIKELY, data, len(refused))

@@ -247,12 +247,14 @@ def _read(paths: Sequence[Path], nodes: Sequence[str]) -> _Inputs:
         words = re.split(r"[^\w-]+", path.name)
         owner = nodes[0] if len(nodes) == 1 else path.name.partition(".")[0]
         owner = next((node for node in nodes if node in words), owner)
+        is_kernels = _is_kernel_log(text)
         for line in text.splitlines()[-_MOST_KERNEL_LINES:]:  # an output may quote some
             host, message = _HOST.match(line), without_stamp(line)
-            if _KERNEL.search(message):
+            is_known = _KERNEL.search(message)
+            if is_known or is_kernels:
                 node = host["host"].partition(".")[0] if host else owner
-                inputs.kernel.setdefault(node, []).append(message[:2000])
-        if text.strip() and not _is_kernel_log(text):
+                inputs.kernel.setdefault(node, []).extend([message[:2000]] if is_known else [])
+        if text.strip() and not is_kernels:
             inputs.outputs.append((str(path), text))
     if not (inputs.outputs or inputs.kernel or inputs.flights or inputs.ras):
         raise UnreadableInput("there is nothing to read in " + ", ".join(map(str, paths)))
