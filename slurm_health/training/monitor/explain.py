@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import dedent
 
 import msgspec
 
@@ -224,7 +225,7 @@ def _read(paths: Sequence[Path], nodes: Sequence[str]) -> _Inputs:
     for path in _files(paths):
         named = path in paths
         try:
-            text = tail(path, JOB_TAIL_BYTES)
+            text = dedent(tail(path, JOB_TAIL_BYTES))  # as a ticket or a chat quotes it
             with path.open("rb") as file:  # a plain file, or `tail` had raised
                 may_be_dump = file.read(1) in {b"\x80", b"{"}
         except OSError as err:
