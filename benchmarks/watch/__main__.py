@@ -77,6 +77,8 @@ env -i "${{kept[@]}}" \\
     /bin/sh -c '"$@"; exit' sh {python} training.py "$@"
 """
 _TORCHRUN = """#!/bin/bash
+[ "$2/$SLURM_NODEID" = rendezvous/0 ] && date +%s.%N >hung-$WATCHED_JOB
+[ "$2/$SLURM_NODEID" = "rendezvous/$(($3 / 2))" ] && MASTER_PORT=$((MASTER_PORT + 1))
 exec {python} -m torch.distributed.run --nnodes=$SLURM_NNODES --node-rank=$SLURM_NODEID \\
     --nproc-per-node=2 --master-addr=$MASTER_ADDR --master-port=$MASTER_PORT training.py "$@"
 """

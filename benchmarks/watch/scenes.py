@@ -21,7 +21,7 @@ HANGS = {
     "skipped": "a rank is in another collective",
     "link": "the packets of a node are dropped",
     "filesystem": "a rank reads from a filesystem that hangs",
-    "rendezvous": "a rank has another port: the rendezvous never forms",
+    "rendezvous": "a rank, or a node's torchrun, has another port: the rendezvous never forms",
 }
 # mpirun starts its ranks together. A container does not see what its node mounts later. Ranks that
 # wait for each other by sockets alone have no collectives, and look like a service without
@@ -73,8 +73,8 @@ class Plan:
         """Return what a report of it must say: a fault of a node affects all ranks there."""
         place = self.culprit // self.on_node
         first = place * self.on_node
-        of_node = list(range(first, first + self.on_node))
-        ranks = of_node if self.how in OUTSIDE else [self.culprit]
+        of_node = self.how in OUTSIDE or (self.kind, self.how) == ("torchrun", "rendezvous")
+        ranks = list(range(first, first + self.on_node)) if of_node else [self.culprit]
         return {"node": nodes[place], "ranks": ranks, "causes": sorted(_CAUSES[self.how])}
 
 

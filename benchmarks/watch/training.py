@@ -73,8 +73,6 @@ def by_torch() -> None:
 
     if HOW == "rendezvous" and RANK == 0:
         mark()
-    if HOW == "rendezvous" and HANGS and KIND == "torchrun":  # which has set it
-        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
     dist.init_process_group("gloo")
     seen = torch.zeros(1)
     if KIND == "fsdp":
