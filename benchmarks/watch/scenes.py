@@ -73,8 +73,11 @@ class Plan:
         """Return what a report of it must say: a fault of a node affects all ranks there."""
         place = self.culprit // self.on_node
         first = place * self.on_node
-        of_node = self.how in OUTSIDE or (self.kind, self.how) == ("torchrun", "rendezvous")
-        ranks = list(range(first, first + self.on_node)) if of_node else [self.culprit]
+        ranks = [self.culprit]
+        if self.how in OUTSIDE:
+            ranks = list(range(first, first + self.on_node))
+        elif (self.kind, self.how) == ("torchrun", "rendezvous"):
+            ranks = []  # none has started
         return {"node": nodes[place], "ranks": ranks, "causes": sorted(_CAUSES[self.how])}
 
 

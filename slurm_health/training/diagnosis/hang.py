@@ -296,16 +296,15 @@ def waits_differ(_: Inference, scene: Scene) -> Inference | None:
 
 def never_met(_: Inference, scene: Scene) -> Inference | None:
     """No rank comes out of the rendezvous, and no connection between nodes is broken."""
-    inside = scene.inside
+    inside, ranks = scene.inside, [rank for rank, _ in scene.inside]
     if scene.standstill.paths or scene.outside or not 2 <= len(inside) >= len(scene.ranks):
         return None
     if not all(place.meets for _, place in inside):
         return None
-    ranks = [rank for rank, _ in inside]
-    places = Counter(rank.meets for rank in ranks)
-    others, most = places.most_common(1)[0]
+    others, most = Counter(rank.meets for rank in ranks).most_common(1)[0]
     apart = [rank for rank in ranks if rank.meets != others] if most > len(ranks) / 2 else []
-    what = f"{ranks_text(ranks_of(ranks))} wait in the rendezvous for others that do not come"
+    those = f"{who(ranks)} waits" if ranks[0].launches else f"{ranks_text(ranks_of(ranks))} wait"
+    what = f"{those} in the rendezvous for others that do not come"
     if apart:
         other = f"{who(apart)} {_have(apart)} another address of the rendezvous"
         what = f"{other} ({apart[0].meets or 'none'}) than the others ({others})"
@@ -316,8 +315,8 @@ def never_met(_: Inference, scene: Scene) -> Inference | None:
         attribution=Attribution.USER,
         sureness=Sureness.LIKELY,
         evidence=tuple(where_line(*at) for at in inside[:MOST_LINES]),
-        advice="check that all ranks have the same MASTER_ADDR and MASTER_PORT, and that as many"
-        " start as WORLD_SIZE says",
+        advice="check that all have the same address and port (MASTER_ADDR and MASTER_PORT, or"
+        " torchrun's --rdzv-endpoint), and that as many start as are waited for",
     )
 
 
@@ -593,7 +592,8 @@ class HangDiagnostician(Diagnostician):
 
 
 def _about(ranks: Sequence[RankSample], **more: Any) -> Inference:
-    return Inference(nodes=nodes_of(ranks), ranks=ranks_of(ranks), **more)
+    numbers = () if ranks[0].launches else ranks_of(ranks)
+    return Inference(nodes=nodes_of(ranks), ranks=numbers, **more)
 
 
 def _have(ranks: Sequence[RankSample]) -> str:

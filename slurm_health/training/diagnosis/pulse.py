@@ -181,6 +181,12 @@ class Program:
         return self.stepped_s > -math.inf
 
     @property
+    def may_meet(self) -> bool:
+        """Whether it is of torchruns that are not all there yet, or need no other."""
+        samples = self.samples
+        return samples[0].launches and len(samples) < max(2, samples[0].world)
+
+    @property
     def has_begun(self) -> bool:
         """Whether all ranks have run for long enough to load their libraries."""
         return all(track.sample.ran_s >= _LOADED_S for track in self.ranks.values())
@@ -325,6 +331,8 @@ class Pulse:
         for program in self.programs.values():
             latest_s = program.stepped_s if program.beats else program.ran_s
             may_be_late = now_s - latest_s >= self._limits.at_least_s
+            if program.may_meet:
+                continue
             if not may_be_late and (program.beats or lines_s < self._limits.lines_s):
                 program.pause_s = 0.0
                 continue

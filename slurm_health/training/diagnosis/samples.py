@@ -33,8 +33,12 @@ _LIBRARIES = ("site-packages/", "dist-packages/", "/lib/python", "<frozen", "<st
 _MPI_CALL = re.compile(r"P?(MPI_[A-Z]\w+)")
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 _NO_COLLECTIVES = frozenset({"wrapper", "_wait", "wait"})
-_MEETS = frozenset({"init_process_group", "_store_based_barrier", "new_group", "split_group"})
+_MEETS = frozenset(
+    {"init_process_group", "_store_based_barrier", "new_group", "split_group", "_rendezvous"}
+)
 _RENDEZVOUS = "torch/distributed/rendezvous.py"
+# A torchrun waits here for those of the other nodes, before it starts its ranks.
+_OF_TORCHRUN = ("torch/distributed/elastic/agent/server/api.py", "SimpleElasticAgent._rendezvous")
 _BACKWARD = "_engine_run_backward"
 _LOADERS = "torch/utils/data/"
 _COMPILERS = ("torch/_dynamo/", "torch/_inductor/", "torch/_functorch/", "triton/")
@@ -101,6 +105,9 @@ def place_of(stack: Sequence[Frame]) -> StackPlace:
             return StackPlace(doing=Doing.COLLECTIVE, what="backward", at=at)
         if frame.file.endswith(_RENDEZVOUS):
             return StackPlace(doing=Doing.COLLECTIVE, what="init_process_group", at=at)
+        # Python before 3.11 does not name the class of a method.
+        if frame.file.endswith(_OF_TORCHRUN[0]) and _OF_TORCHRUN[1].endswith(frame.function):
+            return StackPlace(doing=Doing.COLLECTIVE, what="_rendezvous", at=at)
     if any(mark in frame.file for frame in stack for mark in _CHECKPOINTS):
         of_device = any(
             frame.file.endswith(file) and frame.function == function
@@ -118,13 +125,18 @@ def file_waits(kernel: str) -> frozenset[str]:
     return frozenset(wait for wait in kernel.split(", ") if _FILES.search(wait))
 
 
+# Behind the step, the `program` of torchruns that have not started their ranks.
+LAUNCHERS = " torchrun"
+
+
 class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One rank at one moment; unknown values are 0, empty, or -1 for `replica`.
 
     Args:
         rank: its number; `world` is the number of ranks, `meets` the address of their rendezvous.
         node: its node.
-        program: the step of the job that it belongs to, or the job's script itself.
+        program: the step of the job that it belongs to, or the job's script itself. A torchrun
+            that has not started its ranks is one of `STEP torchrun`, numbered by its task.
         pid: its process there, 0 of a rank that ended before it was ever sampled.
         gone: its process has ended.
         step: its current one, by its heartbeat; `steps` counts them, the latest was `age_s` ago.
@@ -215,6 +227,11 @@ class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Whether neither its main thread nor anything beside it worked since an earlier sample."""
         beside_s = self.cpu_s - before.cpu_s - (self.ran_s - before.ran_s)
         return self.rests and abs(beside_s) <= IDLE_SHARE * window_s
+
+    @property
+    def launches(self) -> bool:
+        """Whether it is a torchrun that has not started its ranks."""
+        return self.program.endswith(LAUNCHERS)
 
     @property
     def works(self) -> bool:
@@ -323,7 +340,8 @@ def nodes_of(ranks: Iterable[RankSample]) -> tuple[str, ...]:
 def who(ranks: Sequence[RankSample]) -> str:
     """Return ranks and nodes."""
     nodes = nodes_of(ranks)
-    return ranks_text(ranks_of(ranks)) + (f" on {listed(nodes)}" if nodes else "")
+    names = "torchrun" if ranks and ranks[0].launches else ranks_text(ranks_of(ranks))
+    return names + (f" on {listed(nodes)}" if nodes else "")
 
 
 def where_line(rank: RankSample, place: StackPlace) -> str:
@@ -332,7 +350,7 @@ def where_line(rank: RankSample, place: StackPlace) -> str:
     at = f" at {place.at}" if place.at else ""
     state = f", state {rank.state}" if rank.state else ""
     kernel = f", {rank.kernel}" if rank.kernel else ""
-    return f"rank {rank.rank} on {rank.node}{at}: {place.doing.value}{what}{state}{kernel}"
+    return f"{who((rank,))}{at}: {place.doing.value}{what}{state}{kernel}"
 
 
 class BrokenPath(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from slurm_health import heartbeat
 from slurm_health.records.text import one_line
 from slurm_health.system import proc
 from slurm_health.training.diagnosis.collected import FlightRecord
-from slurm_health.training.diagnosis.samples import Frame, RankSample, file_waits
+from slurm_health.training.diagnosis.samples import LAUNCHERS, Frame, RankSample, file_waits
 from slurm_health.training.monitor.gpu_activity import GpuActivity, activity, combined
 from slurm_health.training.monitor.voices import (
     Heartbeat,
@@ -40,9 +41,11 @@ SCRIPT = "script"  # processes of the batch script itself belong to no step
 # The names of interpreters; torch renames its main thread for profilers.
 _INTERPRETERS = ("python", "pypy", "pt_main")
 _OURS = "slurm_health"
-# Between a failure and a restart a torchrun that srun started has no ranks, and is none itself.
-# `slurm-health run` is such a process too.
-_TORCHRUN = ("torchrun", "quiet_torchrun.py", "torch.distributed.run", "slurm-health", _OURS)
+# Before its ranks start, and between a failure and a restart, a torchrun that srun started waits
+# for those of the other nodes. `slurm-health run` is such a process too, and says so itself.
+_TORCHRUN = ("torchrun", "torch.distributed.run")
+_RUN = ("quiet_torchrun.py", "slurm-health", _OURS)
+_ENDPOINT = ("--rdzv-endpoint", "--master-addr", "--master-port")
 # Of Open MPI's mpirun and of Hydra's: which rank, of how many, and of which start.
 _MPI = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"),
@@ -443,17 +446,18 @@ def ranks_without_heartbeat(
                 leaf = max(below, key=lambda process: proc.stat(process.directory).cpu_s)
             # torchrun, ours or torch's, stands right behind the interpreter.
             names = [word.rpartition("/")[2] for word in leaf.words[1:4]]
-            is_torchrun = root.rank is None and not {*_TORCHRUN}.isdisjoint(names)
-            if not is_torchrun and not claimed & {root.pid, leaf.pid}:
-                voice = Recorder(number, leaf.directory)
-                yield Rank(
-                    pid=leaf.pid,
-                    program=program,
-                    rank=number,
-                    world=max(root.world, leaf.world),
-                    meets=leaf.meets,
-                    voice=voice,
-                )
+            launches = root.rank is None and not {*_TORCHRUN}.isdisjoint(names)
+            is_ours = root.rank is None and not {*_RUN}.isdisjoint(names)
+            if is_ours or claimed & {root.pid, leaf.pid} or (launches and program == SCRIPT):
+                continue
+            yield Rank(
+                pid=leaf.pid,
+                program=program + (LAUNCHERS if launches else ""),
+                rank=number,
+                world=max(root.world, leaf.world),
+                meets=_endpoint(leaf.words) if launches else leaf.meets,
+                voice=Recorder(number, leaf.directory),
+            )
 
 
 def _roots(
@@ -493,6 +497,16 @@ def _is_orphan(process: JobProcess) -> bool:
 def _meets(environ: Mapping[str, str]) -> str:
     address = environ.get("MASTER_ADDR", "")
     return f"{address}:{environ['MASTER_PORT']}" if address and "MASTER_PORT" in environ else ""
+
+
+def _endpoint(words: Sequence[str]) -> str:
+    """Return the address at which a torchrun meets the others, by its command line."""
+    named = {}
+    for word, following in pairwise(words):
+        name, _, value = word.partition("=")
+        named[name.replace("_", "-")] = value or following
+    endpoint, address, port = (named.get(name, "") for name in _ENDPOINT)
+    return endpoint or (f"{address}:{port}" if address and port else "")
 
 
 def _whole(text: str | None) -> int | None:

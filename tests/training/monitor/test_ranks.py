@@ -17,7 +17,7 @@ import pytest
 
 from slurm_health.preflight.supervisor.monitor_process import flight_environ
 from slurm_health.system import proc
-from slurm_health.training.diagnosis.samples import Doing, RankSample, place_of
+from slurm_health.training.diagnosis.samples import LAUNCHERS, Doing, RankSample, place_of
 from slurm_health.training.monitor.ranks import (
     SCRIPT,
     JobProcess,
@@ -232,7 +232,7 @@ def test_a_rank_without_a_heartbeat_is_what_the_shell_of_its_task_runs(
     assert sample.pid != shell.pid
 
 
-def test_torchruns_workers_are_ranks_and_torchrun_itself_is_none(
+def test_torchruns_workers_are_ranks_and_torchrun_itself_only_before_it_starts_them(
     start: Start, tmp_path: Path
 ) -> None:
     workers = 'export SLURM_PROCID=0; RANK=4 "$PYTHON" "$@" & RANK=5 "$PYTHON" "$@" & wait'
@@ -244,8 +244,10 @@ def test_torchruns_workers_are_ranks_and_torchrun_itself_is_none(
     for task, name in (("2", "torchrun"), ("3", "slurm-health")):
         path = tmp_path / name
         path.write_text(SILENT)
-        start(SILENT, shell=f'"$PYTHON" {path} "$3" "$4"; :', SLURM_PROCID=task, SLURM_STEP_ID="4")
-    assert numbers() == [("3", 4), ("3", 5)]
+        argv = f'{path} "$3" "" --rdzv_endpoint=n1:29400'
+        start(SILENT, shell=f'"$PYTHON" {argv}; :', SLURM_PROCID=task, SLURM_STEP_ID="4")
+    assert numbers() == [("3", 4), ("3", 5), (f"4{LAUNCHERS}", 2)]
+    assert on_node().sample()[-1].meets == "n1:29400"
 
 
 @pytest.mark.parametrize("environ", ["", "RANK=5 WORLD_SIZE=6"])
