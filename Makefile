@@ -9,7 +9,7 @@ BASE    := $(firstword $(wildcard /usr/bin/python3.13 /usr/bin/python3.12 /usr/b
 TORCH   ?= torch==2.13.0
 # Most tests wait for Slurm or for processes: two workers a core, a dozen at most.
 WORKERS ?= $(shell n=$$((2 * $$(nproc))); echo $$((n < 12 ? n : 12)))
-PYTEST  := $(RUN) -m pytest -n $(WORKERS) --dist loadgroup
+PYTEST  := $(RUN) -m pytest -n $(WORKERS)
 INSTALL := $(if $(filter 0,$(shell id -u)),apt-get install -yq --no-install-recommends,@echo 'as root: apt-get install')
 # pyslurm must match Slurm's release: this tag is for Debian 12's.
 PYSLURM  ?= .venv-pyslurm

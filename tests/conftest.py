@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer  # type: ignore[import-untyped]
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from tests import lab
 from tests.played_gpu import build
@@ -75,14 +77,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     }
     for item in items:
         if item.get_closest_marker("lab"):
-            # The lab of a module stays on one worker. Where a busy machine lends its processors
-            # elsewhere for seconds, Slurm's daemons meet time limits of their own: once more.
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+            # Where a busy machine lends its processors elsewhere for seconds, Slurm's daemons meet
+            # time limits of their own: once more.
             item.add_marker(pytest.mark.flaky(reruns=1))
         reasons = [missing[name] for name in missing if item.get_closest_marker(name)]
         for reason in (*reasons, _no_lab(item)):
             if reason:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+class _ByLab(LoadScopeScheduling):  # type: ignore[misc]
+    """Have one worker run all tests of a module that share a lab, and any worker any other test."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = nodeid.partition("::")[0]
+        return module if "lab" in module or "recipes" in module else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    # Not --dist=loadgroup: xdist 3.8 does not know how pytest 9.2 keeps a test's name.
+    return _ByLab(config, log)
 
 
 def _no_lab(item: pytest.Item) -> str:
