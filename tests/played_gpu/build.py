@@ -95,11 +95,7 @@ def why_not(venv: Path) -> str:
 
 
 def ready(venv: Path) -> Path:
-    """Build what is missing in a venv, and return the directory of the played libraries.
-
-    Raises:
-        CannotPlay: a compiler or the wheel is missing, or the venv has NVIDIA's own libraries.
-    """
+    """Build what is missing in a venv, and return the directory of the played libraries."""
     if reason := why_not(venv):
         raise CannotPlay(reason)
     site = next(venv.glob(_CUDA_BUILD)).parents[2]
@@ -298,7 +294,6 @@ def _connect(site: Path, cuda: int) -> None:
 
 
 def main() -> int:
-    """Build, and say where."""
     try:
         print(ready(Path(sys.argv[1])))
     except CannotPlay as reason:

@@ -127,11 +127,7 @@ def with_faults(played: Machine, *faults: Fault) -> Machine:
 
 
 def text(played: Machine) -> str:
-    """Return the file's text.
-
-    Raises:
-        NotADescription: a fault is of an unknown kind or of a device that is not there.
-    """
+    """Return the file's text."""
     _require_known(played)
     return "".join(f"{line}\n" for line in _lines(played))
 
@@ -158,11 +154,7 @@ def _number(value: object) -> str:
 
 
 def parsed(file_text: str) -> Machine:
-    """Return what a file's text describes.
-
-    Raises:
-        NotADescription: a line cannot be read; the error quotes it.
-    """
+    """Return what a file's text describes."""
     machine_keys: dict[str, str] = {}
     devices: dict[int, dict[str, str]] = {}
     faults: list[Fault] = []
@@ -242,12 +234,7 @@ def write(path: Path, played: Machine) -> None:
 
 
 def read(path: Path) -> Machine:
-    """Return what the file describes.
-
-    Raises:
-        OSError: it cannot be read.
-        NotADescription: it is none.
-    """
+    """Return what the file describes."""
     return parsed(path.read_text())
 
 

@@ -65,13 +65,7 @@ def said(device: Device, fault: Fault) -> Iterator[str]:
 
 
 def records(messages: list[str], *, first: int, uptime_s: float) -> str:
-    """Return the messages as /dev/kmsg would have them: level, number, microseconds; text.
-
-    Args:
-        messages: what the kernel says.
-        first: the number of the first of them.
-        uptime_s: since the boot.
-    """
+    """Return the messages as /dev/kmsg would have them: level, number, microseconds; text."""
     return "".join(
         f"{_ERR if 'Xid' in message else _INFO},{first + count},{int(uptime_s * 1e6)},-;{message}\n"
         for count, message in enumerate(messages)

@@ -20,8 +20,6 @@ CRASHED = "played CUDA: crashed"
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a program ended, and what it said."""
-
     status: int
     output: str
     errors: str
@@ -48,14 +46,11 @@ def run(
     gpus: Path,
     variables: Mapping[str, str] | None = None,
 ) -> Ended:
-    """Run one of `programs` to its end."""
     return start(python, program, arguments, gpus=gpus, variables=variables).ended()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """A program that runs."""
-
     process: subprocess.Popen[str]
 
     def ended(self) -> Ended:
@@ -78,7 +73,6 @@ def start(
     gpus: Path,
     variables: Mapping[str, str] | None = None,
 ) -> Started:
-    """Start one of `programs`."""
     process = subprocess.Popen(
         [python, PROGRAMS / f"{program}.py", *arguments],
         stdin=subprocess.PIPE,

@@ -86,4 +86,6 @@ def test_every_fault_is_struck_by_the_test_that_the_page_names_for_it() -> None:
     shown = {(file, kind) for file, kinds in rows for kind in re.findall(r"`(\w+)`", kinds)}
     assert {kind for _, kind in shown} == {*FAULT_KINDS}
     root = Path(__file__).parents[2]
-    assert [each for each in shown if f'"{each[1]}"' not in (root / each[0]).read_text()] == []
+    texts = {file: (root / file).read_text() for file, _ in shown}
+    texts["tests/played_gpu/test_checks.py"] += (root / "tests/data/broken-gpus.toml").read_text()
+    assert [each for each in shown if f'"{each[1]}"' not in texts[each[0]]] == []

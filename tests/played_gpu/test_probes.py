@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pwd
-import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -29,7 +26,6 @@ def gpus(tmp_path: Path) -> Path:
 
 
 def probed(python: Path, gpus: Path, name: str, *options: str) -> dict[str, Any]:
-    """What a probe says of device 1."""
     ended = run(
         python,
         "probe",
@@ -40,18 +36,6 @@ def probed(python: Path, gpus: Path, name: str, *options: str) -> dict[str, Any]
     assert ended.status == 0, ended.errors
     found: dict[str, Any] = json.loads(ended.output)
     return found
-
-
-def gb_per_s(samples: list[dict[str, Any]]) -> dict[str, float]:
-    return {
-        each["quantity"]: each["total_bytes"] / min(each["iteration_ms"]) / 1e6 for each in samples
-    }
-
-
-@pytest.mark.slow
-def test_memory_that_is_well_gives_back_every_pattern(played_python: Path, gpus: Path) -> None:
-    (sample,) = probed(played_python, gpus, "memory_pattern")["samples"]
-    assert sample["figures"] == {"bytes": 8 * MIB, "patterns": 18, "wrong": 0}
 
 
 @pytest.mark.slow
@@ -69,15 +53,6 @@ def test_one_wrong_bit_in_memory_is_found_and_its_device_named(
     found = probed(played_python, gpus, "memory_pattern")
     assert found["raised"] == "WrongResults"
     assert found["said"].startswith("memory of device 1 does not give back what was written: 1 of")
-
-
-@pytest.mark.slow
-def test_a_device_exchanges_data_with_its_host_in_both_directions(
-    played_python: Path, gpus: Path
-) -> None:
-    samples = probed(played_python, gpus, "host_copy")["samples"]
-    assert [each["quantity"] for each in samples] == ["to_device", "to_host"]
-    assert all(each["total_bytes"] == 4 * MIB and each["iteration_ms"] for each in samples)
 
 
 @pytest.mark.slow
@@ -115,37 +90,3 @@ def test_an_nvlink_domain_is_told_only_where_it_reaches_beyond_the_node(
     assert done.stdout.strip() == "['', 'nvlink-07000000-0000-0000-0000-000000000000.3', '']", (
         done.stderr
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault(device=1, kind="open_error", value=46),
-        Fault(device=1, kind="memory_used", value=1 << 30),
-    ],
-    ids=["busy", "memory is full"],
-)
-def test_who_occupies_a_device_is_told_with_name_and_user(
-    played_python: Path, gpus: Path, fault: Fault
-) -> None:
-    # Not a child of ours: what has the parent of the asking process is a worker of its node.
-    started = subprocess.run(
-        ["sh", "-c", "sleep 300 >/dev/null 2>&1 & echo $!"], stdout=subprocess.PIPE, check=True
-    )
-    other = int(started.stdout)
-    try:
-        strike(gpus, fault, Fault(device=1, kind="occupied_by", value=other))
-        claim = "import os; from slurm_health.preflight.probes.torch_device import claim"
-        done = subprocess.run(
-            [played_python, "-c", f"{claim}; claim(1, expected=2, environ=os.environ)"],
-            env={**environment(gpus), "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-    finally:
-        os.kill(other, signal.SIGKILL)
-    user = pwd.getpwuid(os.getuid()).pw_name
-    assert f"device 1 (used by process {other}, sleep of {user}): " in done.stderr

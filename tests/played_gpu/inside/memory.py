@@ -61,7 +61,6 @@ class Call:
         return value
 
     def shapes(self) -> tuple[list[Any], dict[str, Any]]:
-        """Return the arguments as tensors without memory."""
         return (
             [mapped(value, _meta) for value in self._args],
             {name: mapped(value, _meta) for name, value in self._kwargs.items()},
@@ -107,7 +106,6 @@ class Call:
 
 
 def copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor of the device with the same numbers."""
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     if tensor.numel():
         alias(made).copy_(tensor)
@@ -115,8 +113,6 @@ def copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def allocated(shapes: Any, device: torch.device) -> Any:
-    """Return tensors of the device, with these shapes."""
-
     def one(shape: Any) -> Any:
         if not isinstance(shape, torch.Tensor):
             return shape
