@@ -53,7 +53,6 @@ SCENARIOS = (
             f"{_HOOKS}prolog.py::test_a_rack_that_fails_at_once_is_not_drained",
             "tests/node/test_store.py",
             "tests/node/rules/test_rules.py::test_no_sequence_of_drains_gets_past_the_breaker",
-            f"{_LAB}hooks.py::test_a_rack_that_fails_in_the_same_moment_is_not_drained",
         ),
     ),
     Scenario(
@@ -78,7 +77,7 @@ SCENARIOS = (
         "the mark is listed; partners check it, and it is drained",
         (
             f"{_CLI}::test_a_marked_node_is_listed_with_who_accuses_it_and_when",
-            f"{_LAB}partners.py",
+            f"{_LAB}sweep.py",
         ),
     ),
     Scenario(
@@ -118,7 +117,7 @@ SCENARIOS = (
         (
             f"{_CHECKS}xid.py::test_one_lost_gpu_whose_address_is_written_in_two_ways_is_counted_once",
             "tests/node/rules/test_rules.py::test_the_20_columns_that_sinfo_shows_say_what_is_wrong",
-            f"{_LAB}hooks.py::test_a_gpu_that_has_fallen_off_the_bus_is_named_in_the_note",
+            "tests/node/checks/test_gpu.py::test_a_broken_gpu_is_named_with_its_fault",
         ),
     ),
     Scenario(

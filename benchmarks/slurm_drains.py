@@ -320,7 +320,7 @@ def _one(site: HookedSite, node: str, name: str, release: str) -> bool:
     text, needs = "", False
     if kind.state == "COMPLETING":
         time.sleep(125)  # such a job is told of after two minutes
-    for _ in range(3):  # learnt from the list, which a look at all nodes makes
+    for _ in range(20):  # learnt from the list, which a look at all nodes makes
         if name != "silent":
             _look_is_due(site, node)
             site.health_check(node)

@@ -11,7 +11,6 @@ from tests.lab.installed_site import Site
 
 @pytest.fixture(scope="module")
 def module_site() -> Iterator[Site]:
-    """A cluster of six nodes, started for this module."""
     with Lab.start(nodes=6) as lab:
         yield Site(lab)
 

@@ -102,11 +102,9 @@ class HookedSite(Site):
             self.on(node, "rm", "-rf", FLAG, HIDDEN, STATE)
 
     def on(self, node: str, *argv: str) -> str:
-        """Run a command as root on a node."""
         return self.lab.run(list(argv), node=node).stdout
 
     def health_check(self, node: str) -> None:
-        """Let a node run its health check, as slurmd does."""
         self.lab.run(
             [str(self.installed / "healthcheck")], node=node, env={"SLURMD_NODENAME": node}
         )
@@ -121,7 +119,6 @@ class HookedSite(Site):
         assert [process.wait(120) for process in running] == [0] * len(running)
 
     def out_of_pool(self) -> dict[str, str]:
-        """Return the reason of every drained node."""
         return {
             name: record.get("Reason", "")
             for name, record in self.lab.node_states().items()
@@ -155,12 +152,10 @@ class HookedSite(Site):
         return text.replace('"$@"', " ".join(accused or (node,)))
 
     def hook_log(self, node: str) -> str:
-        """Everything the hooks of a node have said."""
         path = self.lab.paths.tmp(node) / "hooks.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def slurmd_log(self, node: str) -> str:
-        """Everything a node's slurmd has logged."""
         found = [each for each in self.lab.paths.log.iterdir() if node in each.name]
         return "".join(each.read_text(errors="replace") for each in found)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -45,23 +44,6 @@ def test_a_machine_that_is_well_is_checked_and_reported(tmp_path: Path) -> None:
     table = slurm_health("report", job, f"--journal={tmp_path}")
     for line in _table(done.stdout):
         assert line in table.stdout
-
-
-def test_with_an_interpreter_without_torch_light_probes_measure(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
-    python.chmod(0o755)
-
-    done = slurm_health(
-        "check", "--local=2", f"--python={python}", f"--journal={tmp_path}", "--json"
-    )
-
-    assert done.code in HONEST
-    run = json.loads(done.stdout)
-    assert "faulty" not in {node["level"] for node in run["nodes"]}
-    told = [file.read_text() for file in tmp_path.rglob("local?.jsonl")]
-    assert ['"measured"' in each for each in told] == [True, True]
-    assert "has no torch): processors, memory and the network" in run["unseen"]
 
 
 @pytest.mark.root

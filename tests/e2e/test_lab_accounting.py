@@ -10,7 +10,7 @@ import pytest
 
 from tests.lab import Lab
 from tests.lab.installed_site import DEADLINE_S, Site, acts, eventually
-from tests.lab.played_nodes import FAULTY, RAN, play, submit
+from tests.lab.played_nodes import FAULTY, play, submit
 
 pytestmark = [
     pytest.mark.lab(accounting=True),
@@ -35,17 +35,6 @@ def module_site() -> Iterator[Site]:
         ):
             lab.run(["sacctmgr", "--immediate", "add", *words])
         yield found
-
-
-def history(site: Site, job: int, *fields: str) -> list[list[str]]:
-    """Return what sacct says of a job's attempts, oldest first, once the last one is recorded."""
-    argv = ["sacct", "-nPX", "--duplicates", "-j", str(job), "-o", ",".join(("state", *fields))]
-
-    def look() -> list[list[str]]:
-        return [line.split("|") for line in site.lab.run(argv).stdout.splitlines()]
-
-    eventually(site, lambda: "COMPLETED" in (look() or [[""]])[-1][0], f"job {job} in sacct")
-    return look()
 
 
 def meet_bad_node(site: Site, user: str, *words: str) -> int:
@@ -77,26 +66,6 @@ def test_administrators_give_back_what_was_drained(site: Site, user: str, gives_
     ran = site.health("nodes", "--config", str(path), "release", BAD, user=user)
     assert ran.stdout.startswith(f"{BAD}: released" if gives_back else f"{BAD}: not released"), ran
     assert bool(site.drained()) == (not gives_back)
-
-
-def test_accounting_shows_each_attempt_and_who_ran_where(site: Site) -> None:
-    job = meet_bad_node(site, "alice", "--job-name=train")
-    first, second = history(site, job, "jobname", "nodelist", "exitcode", "account")
-    assert first[0] in {"REQUEUED", "CANCELLED"}
-    assert second == ["COMPLETED", "train", site.lab.job(job)["NodeList"], "0:0", "lab"]
-    assert site.lab.job_output(job).splitlines()[-1] == f"attempt 1 ran on {second[2]}"
-
-
-def test_the_line_it_was_submitted_with_names_the_users_script(site: Site) -> None:
-    play(site, "alice")
-    script = site.script("train.sh", f"#!/bin/sh\n{RAN}\n")
-    job = submit(site, "-N2", script, script="")
-    site.ended(job)
-    # slurmdbd may hear of the job's end first, and of its beginning, with this line, after it.
-    eventually(site, lambda: history(site, job, "submitline")[0][1], "the line of its submission")
-    ((_, line),) = history(site, job, "submitline")
-    assert line.endswith("/train.sh")
-    assert "--parsable" in line
 
 
 @pytest.mark.parametrize(

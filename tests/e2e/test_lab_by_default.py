@@ -6,7 +6,6 @@ Slurm, its submission plugin and the jobs are real; what a check measures is pla
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import itertools
 import os
 import re
@@ -22,12 +21,11 @@ from slurm_health.node.rules.settings import Default
 from slurm_health.preflight.by_default import installing
 from tests.lab import Lab
 from tests.lab.installed_site import COMMAND, DEADLINE_S, Site, check_by_default, install_default
-from tests.lab.played_nodes import FAKE_WORKER, FAULTY, play
+from tests.lab.played_nodes import FAKE_WORKER, play
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
 CONF = "/etc/slurm/slurm.conf"
-SNAKEMAKE = shutil.which("snakemake")
 RULES = """[default]
 min_nodes = 2
 min_time_min = 2
@@ -59,8 +57,7 @@ DIFFERS = re.compile(r"^(SLURM_JOB_?ID|SLURM_TASK_PID|SLURM_HEALTH_PYTHON)=|SigQ
 @pytest.fixture(scope="module")
 def module_site() -> Iterator[Site]:
     """A cluster of six nodes, on which jobs of two nodes and more are checked by default."""
-    visible = [Path(SNAKEMAKE).resolve().parents[1]] if SNAKEMAKE else []
-    with Lab.start(nodes=6, visible=visible) as lab:
+    with Lab.start(nodes=6) as lab:
         site = Site(lab)
         check_by_default(site, RULES)
         yield site
@@ -75,7 +72,6 @@ def by_default(site: Site) -> Iterator[Site]:
 
 
 def sbatch(site: Site, *words: str, script: str = "", **variables: str) -> str:
-    """Type `sbatch` as alice; the job's id."""
     environ = {
         "SLURM_HEALTH_PYTHON": str(FAKE_WORKER),
         "FAKE_WORKER_DIR": site.directory("played"),
@@ -87,13 +83,11 @@ def sbatch(site: Site, *words: str, script: str = "", **variables: str) -> str:
 
 
 def checks(site: Site, job: str) -> int:
-    """How often a job has been checked."""
     directory = site.lab.home("alice") / ".slurm-health" / "journal" / "lab" / job
     return len([*directory.glob("*/master.jsonl")])
 
 
 def kept_script(site: Site, job: str) -> str:
-    """The script as Slurm has it."""
     return site.lab.run(["scontrol", "write", "batch_script", job, "-"]).stdout
 
 
@@ -139,32 +133,6 @@ def test_a_script_sees_and_leaves_what_it_would_without_a_check(by_default: Site
     assert [checks(by_default, job) for job in (checked, plain)] == [1, 0]
     assert {(job["JobState"], job["ExitCode"]) for job in ended} == {("FAILED", "7:0")}
     assert [job.get("Comment") for job in ended] == [None, "nocheck"]
-
-
-def test_a_script_ends_by_the_signal_it_would_end_by(by_default: Site) -> None:
-    killed = sbatch(by_default, "-N2", "--wrap=kill -SEGV $$")
-    trapped = sbatch(
-        by_default, "-N2", script="#!/bin/bash\ntrap 'exit 9' TERM\nsleep 600 & touch up; wait\n"
-    )
-    up = by_default.lab.home("alice") / "up"
-    by_default.lab.wait_until(up.exists, bool, "the script waits", 120)
-    by_default.lab.run(["scancel", "--batch", "--signal=TERM", trapped], user="alice")
-
-    assert by_default.ended(killed)["ExitCode"] == "0:11"
-    assert by_default.ended(trapped)["ExitCode"] == "9:0"
-    assert by_default.read(f"slurm-{killed}.out") == ""
-
-
-@pytest.mark.heavy
-def test_a_job_of_steps_without_torch_leaves_a_bad_node(by_default: Site) -> None:
-    play(by_default, n1=FAULTY)
-    job = sbatch(by_default, "-N3", script="#!/bin/sh\nsrun --ntasks-per-node=1 hostname\n")
-    assert by_default.ended(job)["JobState"] == "COMPLETED"
-
-    ran_on = by_default.read(f"slurm-{job}.out").split()
-    assert len(ran_on) == 3
-    assert "n1" not in ran_on
-    assert checks(by_default, job) == 2  # of each attempt
 
 
 def test_the_nodes_that_a_job_was_given_count_where_it_did_not_say(by_default: Site) -> None:
@@ -246,24 +214,6 @@ def test_it_is_taken_away_whole_and_slurmctld_starts_without_it(by_default: Site
 
 
 SLURMRESTD = shutil.which("slurmrestd") or shutil.which("slurmrestd", path="/usr/sbin")
-SUBMITIT = """
-import submitit
-
-def fails():
-    raise ValueError("as it happens")
-
-def place(word):
-    here = submitit.JobEnvironment()
-    return f"{here.global_rank} of {here.num_tasks} {word}"
-
-executor = submitit.AutoExecutor(folder="logs")
-executor.update_parameters(nodes=2, tasks_per_node=1, timeout_min=5)
-jobs = [*executor.map_array(place, ["one", "two"]), executor.submit(fails)]
-said = [[job.task(rank).result() for rank in (0, 1)] for job in jobs[:2]]
-error = jobs[2].task(0).exception()
-print(*(job.job_id for job in jobs))
-print(said, "as it happens" in str(error))
-"""
 # slurmrestd of a user's own, at a socket, and a job that it is asked for.
 REST = """
 import http.client, json, os, socket, subprocess, sys, time
@@ -291,11 +241,6 @@ server.wait()
 """
 
 
-def needs(package: str) -> pytest.MarkDecorator:
-    there = importlib.util.find_spec(package) is not None
-    return pytest.mark.skipif(not there, reason=f"{package} is not installed")
-
-
 def python(site: Site, text: str, *words: str) -> list[str]:
     """Run a program of alice's on the login node; its lines."""
     environ = {
@@ -311,20 +256,8 @@ def python(site: Site, text: str, *words: str) -> list[str]:
 
 
 def check_levels(site: Site, job: str) -> list[set[str]]:
-    """What each attempt's check of a job says of its nodes."""
     site.ended(job)
     return [{node["level"] for node in each["nodes"]} for each in site.report(job)["runs"]]
-
-
-@pytest.mark.slow
-@needs("submitit")
-def test_functions_and_arrays_of_submitit_are_checked_and_return_what_they_do(
-    by_default: Site,
-) -> None:
-    jobs, said = python(by_default, SUBMITIT)[-3:-1]
-    assert said == "[['0 of 2 one', '1 of 2 one'], ['0 of 2 two', '1 of 2 two']] True"
-    for job in jobs.split():
-        assert check_levels(by_default, job) == [{"healthy"}]
 
 
 @pytest.mark.skipif(not SLURMRESTD, reason="slurmrestd is not installed")
@@ -333,41 +266,3 @@ def test_a_job_that_a_program_asks_for_over_rest_is_checked(by_default: Site) ->
     assert check_levels(by_default, job) == [{"healthy"}]
     assert by_default.ended(job)["ExitCode"] == "3:0"
     assert by_default.read("rest.out") == "rest 2\n" * 2
-
-
-# What each client submits when it is only to be watched.
-WAITS = {
-    "sbatch": "import subprocess\nprint(subprocess.check_output(['sbatch', '--parsable', '-N2',"
-    " '--wrap=srun sleep 300'], text=True))",
-    "submitit": SUBMITIT.partition("jobs = ")[0]
-    + "import time\nprint(executor.submit(time.sleep, 280).job_id)",
-    "REST": REST.replace("srun sh -c 'echo rest $SLURM_NTASKS'", "srun sleep 300"),
-    "Snakemake": """
-import subprocess, sys, time
-from pathlib import Path
-
-rule = 'rule train:\\n    output: "trained"\\n    resources: nodes=2, tasks=2, mpi="srun"'
-rule += ', runtime=5, mem_mb=100\\n    shell: "{resources.mpi} -n {resources.tasks} sleep 300"'
-Path("Snakefile").write_text(rule)
-words = ["--executor=slurm", "--jobs=1", "--slurm-no-account", "--slurm-status-command=squeue"]
-words += ["--default-resources", "slurm_partition=main"]
-with open("snakemake.log", "w") as log:
-    subprocess.Popen([sys.argv[2], *words], stdout=log, stderr=log, start_new_session=True)
-ask = ["squeue", "--noheader", "--states=PENDING,RUNNING", "--format=%i"]
-while not (job := subprocess.check_output(ask, text=True)):
-    time.sleep(0.2)
-print(job)
-""",
-}
-
-
-@pytest.mark.slow
-@needs("submitit")
-@pytest.mark.skipif(not SLURMRESTD, reason="slurmrestd is not installed")
-@pytest.mark.skipif(not SNAKEMAKE, reason="snakemake, with its Slurm executor, is not on PATH")
-def test_what_any_client_submits_is_watched_without_a_change(by_default: Site) -> None:
-    for client, text in WAITS.items():
-        job = python(by_default, text, str(SLURMRESTD), str(SNAKEMAKE))[0].strip()
-        by_default.wait_record(job, "progress_seen", writer="monitor")
-        by_default.lab.run(["scancel", job], user="alice")
-        assert by_default.report(job)["runs"][-1]["script"]["seen"], client

@@ -52,7 +52,6 @@ def module_site() -> Iterator[Site]:
 
 
 def sbatch(site: Site, *words: str) -> str:
-    """Type `sbatch` as alice; the job's id."""
     played = {
         "SLURM_HEALTH_PYTHON": str(FAKE_WORKER),
         "FAKE_WORKER_DIR": site.directory("played"),

@@ -29,7 +29,6 @@ def module_site() -> Iterator[Site]:
 
 
 def devices(records: list[Record]) -> int:
-    """How many devices a node's workers last said they were ready on."""
     (ready,) = [each for each in records if each["kind"] == "workers_ready"][-1:]
     return len(ready["devices"])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A DDP training that hangs: reported to its owner, ended, or started again on a spare."""
+"""A DDP training that hangs, of a job or of `run`: reported, ended, or started again."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import pytest
 
 from slurm_health.records.nodeset import expand
 from tests.lab import Lab, processes
-from tests.lab.installed_site import Site, eventually
+from tests.lab.installed_site import COMMAND, Site, eventually
 from tests.lab.played_nodes import play, submit
+from tests.support.unshared import played_python
 
 # Without a slurmdbd, Slurm 22.05 makes a job smaller once, and refuses that then.
 ACCOUNTING = "LAB_RELEASE" not in os.environ
@@ -23,7 +24,7 @@ pytestmark = [
     pytest.mark.lab(accounting=ACCOUNTING),
     pytest.mark.slow,
     pytest.mark.torch,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1200),
 ]
 
 TRAINING = Path(__file__).parents[1] / "support" / "training.py"
@@ -40,6 +41,11 @@ echo "behind the step $start"
 exit "${{code:-0}}"
 """
 TRAINS = "--step-s=1 --steps=100000"
+RUN = f"""#!/bin/bash
+#SBATCH -N3 --ntasks-per-node=1 --output=run-%j.out --no-requeue
+export OMP_NUM_THREADS=1
+srun {COMMAND} run "$@" training.py "$CAUSE" 1 --silent --step-s=1 --at=45 --times=1 --steps=60
+"""
 STEPS = {"TRAINS": f"{TRAINS} --heartbeat"}
 BEATING = {"TRAINS": f"{TRAINS} --heartbeat --at=45"}
 # Without a line in the script; and without a word: steps of a second until the hang.
@@ -58,11 +64,12 @@ def module_site() -> Iterator[Site]:
 
 @pytest.fixture
 def training(site: Site) -> Site:
-    """The site, with a training in alice's home."""
     site.script("training.py", TRAINING.read_text())
     site.script("train.sh", SCRIPT)
-    for left in site.lab.home("alice").glob("pid-*"):
-        left.unlink()
+    site.script("run.sh", RUN)
+    for pattern in ("pid-*", "training.failed-*"):
+        for left in site.lab.home("alice").glob(pattern):
+            left.unlink()
     play(site)
     return site
 
@@ -83,10 +90,6 @@ def plans(site: Site, job: int) -> list[str]:
     return [record["plan"] for record in site.records(job, writer="restart")]
 
 
-def ended(site: Site, job: int) -> dict[str, str]:
-    return site.ended(job, 800.0)
-
-
 # --- what its owner is told -----------------------------------------------------------------------
 
 
@@ -98,7 +101,6 @@ def watched(site: Site, job: int) -> list[int]:
 
 
 def hang(site: Site, job: int) -> dict[str, Any]:
-    """Wait for what the monitor finds."""
     record = site.wait_record(job, "training_event", writer="monitor")
     found: dict[str, Any] = record["diagnosed"]
     text = output(site, job)
@@ -107,11 +109,6 @@ def hang(site: Site, job: int) -> dict[str, Any]:
     assert found.get("accused", []) == []
     assert record["stalled_s"] <= 60.0
     return found
-
-
-def tell(site: Site, rank: int, name: str) -> None:
-    """Send a signal to the process of a rank."""
-    site.lab.run(["kill", f"-{name}", site.read(f"pid-{rank}")], user="alice")
 
 
 def test_a_rank_that_is_stopped_is_named_and_the_training_goes_on_when_it_may(
@@ -126,25 +123,22 @@ def test_a_rank_that_is_stopped_is_named_and_the_training_goes_on_when_it_may(
     eventually(training, lambda: "the agent on n2 ended" in output(training, job), "it", 120)
     agents = training.processes_with
     eventually(training, lambda: set(agents(MONITOR)) - set(killed), "a new agent", 60)
-    tell(training, 1, "STOP")
+    training.lab.run(["kill", "-STOP", training.read("pid-1")], user="alice")
     found = hang(training, job)
 
     assert (found["cause"], found["sureness"]) == ("rank-stopped", "certain")
     assert (found["ranks"], found["nodes"]) == ([1], ["n2"])
-    tell(training, 1, "CONT")
+    training.lab.run(["kill", "-CONT", training.read("pid-1")], user="alice")
     eventually(training, lambda: "the training goes on" in output(training, job), "it", 150)
     assert "rank-stopped" in str(training.report(job)["runs"][0]["events"])
     assert "kill -CONT" in output(training, job)
     assert "does not answer" not in output(training, job)
 
 
-@pytest.mark.parametrize("how", [["scancel"], ["scancel", "--signal=KILL", "--full"]])
-def test_a_job_that_is_cancelled_while_it_is_watched_leaves_nothing(
-    training: Site, how: list[str]
-) -> None:
+def test_a_job_that_is_killed_while_it_is_watched_leaves_nothing(training: Site) -> None:
     job = began(training, THREE)
     watched(training, job)
-    training.lab.run([*how, str(job)], user="alice")
+    training.lab.run(["scancel", "--signal=KILL", "--full", str(job)], user="alice")
     training.ended(job)
 
     training.assert_nothing_left()
@@ -194,7 +188,7 @@ def test_a_rank_that_keeps_the_others_waiting_is_replaced_with_its_node_by_the_s
 ) -> None:
     job = began(training, SPARE, cause, "1", env=env)
 
-    record = ended(training, job)
+    record = training.ended(job, 800.0)
     said = output(training, job)
     assert record["JobState"] == "COMPLETED", said
     assert "start 1 on n[1,3-4]" in said
@@ -215,3 +209,72 @@ def test_a_rank_that_keeps_the_others_waiting_is_replaced_with_its_node_by_the_s
         for left in training.processes_with(TRAINING.name):
             os.kill(left, signal.SIGKILL)
     training.assert_nothing_left()
+
+
+# --- `slurm-health run` in steps of a job ---------------------------------------------------------
+
+
+ENDS = """\
+#!/bin/bash
+#SBATCH -N3 --ntasks-per-node=1 --output=ends.out --no-requeue
+export FAKE_WORKER_DIR={played}
+run() {{ srun --overlap "$@" {command} run --python={python} --network-check train.py; }}
+{body}
+"""
+
+
+def submitted(site: Site, tmp_path: Path, body: str, **behaviours: str) -> int:
+    """Submit a script that calls `run`, on nodes that behave so."""
+    play(site, **behaviours)
+    site.script("train.py", "")
+    python = site.script("python", played_python(tmp_path, trains=False).read_text())
+    (site.lab.home("alice") / "ends.out").unlink(missing_ok=True)
+    script = ENDS.format(played=site.directory("played"), command=COMMAND, python=python, body=body)
+    words = ["sbatch", "--parsable", site.script("ends.sh", script)]
+    return int(site.lab.run(words, user="alice").stdout)
+
+
+def test_two_steps_at_once_are_checked_and_train_apart(site: Site, tmp_path: Path) -> None:
+    job = submitted(site, tmp_path, "run & run & wait")
+    site.ended(job)
+    text = site.read("ends.out")
+    assert text.count("all healthy") == 2, text
+    assert text.count("TRAINS") == 6
+    assert len(site.report(job)["runs"]) == 2
+    site.assert_nothing_left()
+
+
+@pytest.mark.parametrize("word", ["the job", "the step"])
+def test_a_check_that_is_cancelled_leaves_nothing(site: Site, tmp_path: Path, word: str) -> None:
+    job = submitted(site, tmp_path, "run", n2="stuck")
+    eventually(site, lambda: "round 0" in site.read("ends.out"), "a check has begun", 200)
+    site.lab.run(["scancel", str(job) if word == "the job" else f"{job}.0"], user="alice")
+    site.ended(job)
+    site.assert_nothing_left()
+    assert "TRAINS" not in site.read("ends.out")
+
+
+def ran(site: Site, *words: str, nodes: int, state: str) -> str:
+    """Submit the batch script to Slurm's own sbatch; return its output once it has ended so."""
+    argv = ["sbatch", "--parsable", f"-N{nodes}", "--export=ALL,CAUSE=stop", "run.sh", *words]
+    job = int(site.lab.run(argv, user="alice").stdout)
+    found, said = site.ended(job, 1100)["JobState"], site.read(f"run-{job}.out")
+    assert found == state, said
+    site.assert_nothing_left()
+    return said
+
+
+def test_one_that_trains_alone_is_ended_by_its_torchrun_and_its_job_is_not_cancelled(
+    training: Site,
+) -> None:
+    words = ("--standalone", "--nproc-per-node=2", "--monitor=stop")
+    said = ran(training, *words, nodes=1, state="FAILED")
+    assert "rank 1 on n1 has been stopped by a signal" in said
+    assert "the training ends: it hangs (--monitor=stop)" in said
+
+
+def test_one_that_is_to_be_restarted_when_it_hangs_goes_on_after_a_check(training: Site) -> None:
+    words = ("--monitor=restart", "--max-restarts=1")
+    said = ran(training, *words, nodes=3, state="COMPLETED")
+    assert "the training hung: rank 1 on n2 has been stopped by a signal" in said
+    assert "checking n[1-3] before the workers start (restart 1 of 1)" in said

@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.e2e.hooks_support import FLAG, HIDDEN, HookedSite, hooked_site
-from tests.played_gpu import nvml_library
+from tests.e2e.hooks_support import FLAG, HIDDEN, HookedSite, hooked_site, install
+from tests.lab import Lab
+from tests.lab.installed_site import COMMAND
+from tests.support.sites import write_site
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
 
@@ -22,9 +26,7 @@ ASKING = ("NODE_INFO", "UPDATE_NODE", "PARTITION_INFO", "BUILD_INFO", "PING", "J
 
 @pytest.fixture(scope="module")
 def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HookedSite]:
-    directory = tmp_path_factory.mktemp("hooks")
-    gpus = 0 if nvml_library.missing() else 8
-    with hooked_site(directory, nodes=5, gpus=gpus) as site:
+    with hooked_site(tmp_path_factory.mktemp("hooks"), nodes=5) as site:
         yield site
 
 
@@ -77,40 +79,12 @@ def test_srun_on_a_node_whose_prolog_fails_ends_and_the_next_one_goes_elsewhere(
     assert again.stdout.strip() != "n1"
 
 
-@pytest.mark.heavy
-def test_a_node_we_drained_comes_back_after_three_passes(site: HookedSite) -> None:
-    site.on("n3", "touch", FLAG)
-    site.health_check("n3")
-    assert list(site.out_of_pool()) == ["n3"]
-    for _ in range(4):
-        site.health_check("n3")
-    assert list(site.out_of_pool()) == ["n3"]
-    site.on("n3", "rm", FLAG)
-    for _ in range(2):
-        site.health_check("n3")
-    assert list(site.out_of_pool()) == ["n3"]
-    site.health_check("n3")
-    assert site.out_of_pool() == {}
-
-
 def test_a_user_without_rights_gets_a_truly_bad_node_drained(site: HookedSite) -> None:
     site.on("n3", "touch", HIDDEN)
     job = site.accuse("n3")
     reason = site.out_of_pool()["n3"]
     assert reason.startswith("shealth: ")
     assert f" check=deep job={job} t=" in reason
-
-
-def test_a_gpu_that_has_fallen_off_the_bus_is_named_in_the_note(site: HookedSite) -> None:
-    if reason := nvml_library.missing():
-        pytest.skip(reason)
-    site.configure("[checks.gpu]\ncount=8\n")
-    site.lab.fault.gpu_vanish("n4", 3)
-    site.lab.sbatch(JOB, "-N1", "-wn4")
-    site.lab.wait_until(site.out_of_pool, bool, "n4 drained", 60)
-    assert list(site.out_of_pool()) == ["n4"]
-    assert "check=gpu" in site.out_of_pool()["n4"]
-    assert "GPU 3 lost" in site.out_of_pool()["n4"]
 
 
 # --- when Slurm is slow, or others hold the node --------------------------------------------------
@@ -134,13 +108,6 @@ def test_with_slurmctld_slower_than_a_hook_waits_nothing_is_drained(site: Hooked
     assert site.out_of_pool() == {}
     site.health_check("n2")
     assert list(site.out_of_pool()) == ["n2"]
-
-
-def test_a_rack_that_fails_in_the_same_moment_is_not_drained(site: HookedSite) -> None:
-    for node in site.lab.nodes:
-        site.on(node, "touch", FLAG)
-    site.health_checks()
-    assert 1 <= len(site.out_of_pool()) <= 2  # two nodes may always be drained
 
 
 RESERVED = ["starttime=now", "duration=60", "user=root", "nodes=n3"]
@@ -188,3 +155,64 @@ def test_a_node_in_the_hands_of_others_is_left_as_it_is(
         if undo:
             site.lab.run(["scontrol", *undo], check=False)
         site.lab.run(["scontrol", "update", "NodeName=n3", "State=RESUME"], check=False)
+
+
+# --- what doctor says of a real Slurm -------------------------------------------------------------
+
+
+def doctor(site: HookedSite) -> dict[str, str]:
+    argv = [COMMAND, "doctor", "--config", f"{site.installed}/etc/config.toml", "--json"]
+    ran = site.lab.run(argv, node="n1", check=False)
+    report = json.loads(ran.stdout)
+    assert ran.returncode == (1 if report["counts"]["change"] else 0)
+    texts: dict[str, str] = dict.fromkeys(("change", "look", "fine"), "")
+    for advice in report["advice"]:
+        texts[advice["level"]] += f"{advice['text']} | {advice['do']}\n"
+    return texts
+
+
+def test_a_site_installed_as_documented_needs_no_change(site: HookedSite) -> None:
+    texts = doctor(site)
+    assert texts["change"] == ""
+    for line in ("Prolog=", "Epilog=", "Alloc and DeferBatch", "HealthCheckProgram"):
+        assert line in texts["fine"]
+    assert "nodes are read through" in texts["fine"]
+
+
+# Every one of these fails jobs, or leaves nodes unchecked, and Slurm itself says nothing of it.
+MISTAKES = """\
+Prolog={directory}/gone
+Epilog={directory}/epilog.d/*
+HealthCheckProgram={directory}/healthcheck
+HealthCheckInterval=0
+PrologFlags=Contain
+PrologEpilogTimeout=20
+JobRequeue=0
+"""
+
+
+def test_every_mistake_is_named_with_what_to_do_and_without_slurmctld_the_rest(
+    tmp_path: Path,
+) -> None:
+    install(tmp_path)
+    (tmp_path / "epilog.d").mkdir()
+    breaker = f'[breaker]\ndirectory = "{tmp_path}/shared"\n'
+    write_site(tmp_path / "etc", f'journal = "/tmp/journals"\n{breaker}[checks.memory]\n')
+    conf = MISTAKES.format(directory=tmp_path)
+    with Lab.start(nodes=2, slurm_conf_extra=conf, visible=[tmp_path]) as lab:
+        site = HookedSite(lab, tmp_path)
+        texts = doctor(site)
+        lab.kill_slurmctld()
+        without = doctor(site)["change"]
+    for text in (
+        f"Prolog={tmp_path}/gone is not there",
+        f"Epilog={tmp_path}/epilog.d/* is not there",
+        "PrologFlags lacks DeferBatch",  # Contain brings Alloc
+        "PrologEpilogTimeout=20",
+        "journal: /tmp/journals",
+    ):
+        assert text in texts["change"]
+    for text in ("HealthCheckInterval=300", "JobRequeue=1", "nohold_on_prolog_fail"):
+        assert text in texts["look"]
+    assert "slurm.conf cannot be inspected" in without
+    assert "/tmp/journals" in without

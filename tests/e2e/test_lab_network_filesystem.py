@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks whose journal is on a network filesystem: caches on every node, a hang."""
+"""Journal or ledger on a network filesystem: caches on every node, a hang, many at once."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pytest
 
 from slurm_health.preflight.supervisor.check_process import SILENCE_S
 from slurm_health.system import journal
+from tests.e2e.hooks_support import FLAG, hooked_site
+from tests.e2e.test_lab_storage import hung_client
 from tests.lab import Lab
 from tests.lab.installed_site import DEADLINE_S, Report, Site, accused, eventually, levels
 from tests.lab.played_nodes import FAULTY, NEVER_READY, play, submit
-from tests.lab.storage_faults import hung_client
 
 pytestmark = [
     pytest.mark.lab(network_filesystem=True),
@@ -34,7 +35,6 @@ def module_site() -> Iterator[Site]:
 
 
 def start(site: Site, *words: str, **behaviours: str) -> int:
-    """Submit a job of four nodes that keeps its journal on the volume."""
     play(site, **behaviours)
     return submit(site, "-N4", f"--journal={site.lab.paths.shared}/alice", *words)
 
@@ -89,3 +89,20 @@ def test_a_hang_on_the_batch_host_in_the_middle_of_a_check_lets_the_script_run_u
     assert "ran on n[1-4]" in said
     site.assert_nothing_left()
     assert site.drained() == {}
+
+
+@pytest.mark.timeout(3600)  # a mass failure takes some 10 s, on a machine that is busy 40
+def test_in_fifty_mass_failures_no_more_nodes_are_drained_than_the_breaker_allows(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    drained = []
+    directory = tmp_path_factory.mktemp("hooks")
+    with hooked_site(directory, nodes=6, volume_mb=SIZE_MB) as site:
+        for _ in range(50):
+            site.configure(share=0.5)
+            for node in site.lab.nodes:
+                site.on(node, "touch", FLAG)
+            site.health_checks()
+            drained.append(len(site.out_of_pool()))
+            site.lab.reset()
+    assert set(drained) <= {1, 2, 3}, drained

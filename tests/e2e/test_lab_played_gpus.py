@@ -16,7 +16,7 @@ import pytest
 
 from slurm_health.records.nodeset import expand
 from tests.e2e.hooks_support import HookedSite, hooked_site
-from tests.lab.installed_site import accused, levels, verdict_of
+from tests.lab.installed_site import accused, verdict_of
 
 pytestmark = [
     pytest.mark.lab,
@@ -38,20 +38,12 @@ contexts = ["retest"]
 [checks.xid]
 contexts = ["retest"]
 """
-BEFORE_JOBS = """\
-[checks.gpu]
-count = 2
-nvlinks = 18
-[checks.xid]
-[checks.gpu-processes]
-"""
 
 
 @pytest.fixture(scope="module")
 def module_site(
     tmp_path_factory: pytest.TempPathFactory, played_python: Path
 ) -> Iterator[HookedSite]:
-    """Four nodes with two GPUs each."""
     directory = tmp_path_factory.mktemp("hooks")
     # Its venv, and what that was made of, which may be in somebody's home.
     visible = (played_python.parents[1], played_python.resolve().parents[1])
@@ -70,7 +62,6 @@ def site(module_site: HookedSite) -> Iterator[HookedSite]:
 
 @pytest.fixture
 def submit(site: HookedSite, played_python: Path) -> Submit:
-    """Submits a job whose check and script have two GPUs on each node."""
     options = ("--gres=gpu:2", f"--python={played_python}", "--open-mode=append")
 
     def submitted(*words: str) -> int:
@@ -104,15 +95,6 @@ def await_drained(site: HookedSite, *nodes: str) -> dict[str, str]:
     )
 
 
-def test_a_job_on_well_gpus_is_checked_and_runs_on_them(site: HookedSite, submit: Submit) -> None:
-    job = submit("-N2", "--check=quick")
-    assert site.ended(job, DEADLINE_S)["JobState"] == "COMPLETED", site.read(f"slurm-{job}.out")
-    run = first_check(site, job)
-    assert levels(run) == {"n1": "healthy", "n2": "healthy"}
-    assert "ran on n[1-2] with GPUs 0,1" in site.read(f"slurm-{job}.out")
-    assert site.out_of_pool() == {}
-
-
 def test_a_dead_gpu_costs_a_requeue_and_its_node_is_drained_once_root_has_seen_it(
     site: HookedSite,
     submit: Submit,
@@ -128,44 +110,4 @@ def test_a_dead_gpu_costs_a_requeue_and_its_node_is_drained_once_root_has_seen_i
     assert names_device(site, "n2", 1, verdict_of(run, "n2")["reason"])
     note = await_drained(site, "n2")["n2"]
     assert "check=gpu,xid" in note
-    assert names_device(site, "n2", 1, note)
-
-
-@pytest.mark.slow
-def test_neither_an_occupied_nor_a_divided_gpu_is_a_fault_and_who_occupies_it_is_named(
-    site: HookedSite, submit: Submit
-) -> None:
-    site.configure(BEFORE_JOBS, share=0.5)
-    site.lab.fault.gpu_occupied("n2", 1, share=0.999)
-    site.lab.fault.gpu_divided("n3", 1)
-    (held_by,) = (
-        each for each in site.lab.fault.gpus_of("n2").faults if each.kind == "occupied_by"
-    )
-    job = submit("-N3", "--check=matmul")
-    assert site.ended(job, DEADLINE_S)["JobState"] == "COMPLETED", site.read(f"slurm-{job}.out")
-    run = first_check(site, job)
-    assert levels(run)["n2"] == levels(run)["n3"] == "inconclusive"
-    assert accused(run) == {}
-    assert f"in use by PID {held_by.value:.0f}" in site.hook_log("n2")
-    assert "parts of GPUs (MIG), which cannot be checked" in verdict_of(run, "n3")["reason"]
-    assert site.out_of_pool() == {}
-
-
-@pytest.mark.slow
-def test_an_ecc_error_and_a_hot_gpu_in_one_job_are_told_apart(
-    site: HookedSite, submit: Submit
-) -> None:
-    site.lab.fault.gpu_ecc("n2", 1, after=30)
-    site.lab.fault.gpu_hot("n3", 0, share=0.3)
-    job = submit("-N3", "--check=matmul", "--max-requeues=0")
-    site.ended(job, DEADLINE_S)
-    run = first_check(site, job)
-    assert accused(run) == {"n2": "faulty", "n3": "slow"}, verdict_of(run, "n3")["reason"]
-    lost, hot = verdict_of(run, "n2")["reason"], verdict_of(run, "n3")["reason"]
-    assert "uncorrectable ECC error encountered" in lost
-    assert names_device(site, "n2", 1, lost)
-    assert "hardware thermal slowdown during the burn" in hot
-    assert names_device(site, "n3", 0, hot)
-    note = await_drained(site, "n2")["n2"]
-    assert "uncorrected ECC error" in note
     assert names_device(site, "n2", 1, note)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node that keeps failing is reset, rebooted, tested and handed over, on a real Slurm."""
+"""A node that keeps failing is rebooted, tested and handed over, on a real Slurm."""
 
 from __future__ import annotations
 
@@ -12,23 +12,19 @@ import pytest
 from tests.e2e.hooks_support import FLAG, HookedSite, hooked_site
 from tests.lab.errors import DeadlinePassed
 from tests.lab.installed_site import eventually
-from tests.played_gpu import nvml_library
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(2400)]
 
 NODE = "n2"
 GO = "/tmp/go"
-HAS_GPUS = not nvml_library.missing()
-FIRST = "reset" if HAS_GPUS else "reboot"
-# The reset repairs the node; the test waits for a word.
+# The test waits for a word.
 REPAIR = """\
 [repair]
 dry_run = false
-steps = ["reset", "reboot", "administrator"]
-reset = ["sh", "-c", "rm -f {flag}; echo $0 >/tmp/reset-gpus", "{{gpus}}"]
+steps = ["reboot", "administrator"]
 test = ["sh", "-c", "until test -e {go}; do sleep 0.1; done; echo tested"]
 [repair.first]
-flag = "{first}"
+flag = "reboot"
 [notify]
 cluster = "lab"
 command = ["sh", "-c", "cat >>{events}"]
@@ -39,7 +35,7 @@ limit_s = 60
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HookedSite]:
     directory = tmp_path_factory.mktemp("hooks")
-    with hooked_site(directory, nodes=4, gpus=2 if HAS_GPUS else 0) as found:
+    with hooked_site(directory, nodes=4) as found:
         yield found
 
 
@@ -117,29 +113,20 @@ def back_after_its_test(site: HookedSite) -> None:
 
 
 def test_a_node_walks_through_every_step_and_back(site: HookedSite) -> None:
-    site.configure(
-        REPAIR.format(flag=FLAG, go=GO, first=FIRST, events=site.installed / "events"), share=0.5
-    )
-    if HAS_GPUS:
-        broken(site)
-        step_until(site, "reset", "done")
-        assert len(site.on(NODE, "cat", "/tmp/reset-gpus").strip().split(",")) == 2
-        back_after_its_test(site)
-
-    # It fails again within the day: what has helped once is not tried twice.
+    site.configure(REPAIR.format(go=GO, events=site.installed / "events"), share=0.5)
     note = broken(site)
     step_until(site, "reboot", "begun")
     reboot_as_asked(site, note)
     back_after_its_test(site)
     assert ("reboot", "done") in steps(site)
 
-    # Only an administrator is left.
+    # What has helped once is not tried twice within the day: only an administrator is left.
     broken(site)
     step_until(site, "administrator", "done")
     eventually(site, lambda: calls(site), "the notification", 400)
     (call,) = calls(site)
     evidence = "\n".join(call["evidence"])
-    for step in (FIRST, "reboot", "test"):
+    for step in ("reboot", "test"):
         assert f"{step} at " in evidence
     assert state(site) == "IDLE+DRAIN"
     assert {"drained", "relapse", "released"} <= {event["kind"] for event in events(site)}

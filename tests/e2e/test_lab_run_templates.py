@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -32,18 +34,19 @@ TESTED = {
 
 
 def submit(site: Site, template: str, *options: str, script: str) -> int:
-    """Submit a template as alice, with a training of the examples; the job's id."""
     train = site.script(script, (ROOT / "examples" / script).read_text())
     return submit_with(site, template, *options, words=(train, "--epochs=1"))
 
 
-def submit_with(site: Site, template: str, *options: str, words: tuple[str, ...]) -> int:
+def submit_with(
+    site: Site, template: str, *options: str, words: tuple[str, ...], text: str = ""
+) -> int:
     """Submit a template as alice, with slurm-health and torchrun on her PATH; the job's id.
 
-    What it starts is real; what a check before that measures is as `play` says.
+    What it starts is real; what a check before that measures is as `play` says, but in `text`.
     """
-    text = (TEMPLATES / template).read_text()
-    path = site.script(template, text.replace("--act", f"--act --python={FAKE_WORKER}"))
+    played = (TEMPLATES / template).read_text().replace("--act", f"--act --python={FAKE_WORKER}")
+    path = site.script(template, text or played)
     here = f"{Path(COMMAND).parent}:{Path(sys.executable).parent}"
     output = () if template == "sweep.sbatch" else ("--output=job-%j.out",)
     result = site.lab.run(
@@ -147,3 +150,52 @@ def test_sweep(site: Site) -> None:
         assert "1 processes" in text
         assert len(site.report(f"{job}_{task}")["runs"]) == 1
     site.assert_nothing_left()
+
+
+# --- containers -----------------------------------------------------------------------------------
+
+
+# Nothing outside has this directory, and nothing inside has /boot.
+MARK = "in-the-container"
+LOOK = (
+    '#!/usr/bin/env python3\nimport os\nprint("runs on", os.uname().nodename, *os.listdir("/"))\n'
+)
+
+
+def container(site: Site) -> str:
+    """The words that run a command in a container which shows Python, torch and alice's home.
+
+    bubblewrap stands where a site has apptainer: it gives the tasks a root directory, processes
+    and users of their own, and needs no daemon, no image and no rights.
+    """
+    imports = [Path(entry) for entry in sys.path if Path(entry).is_dir()]
+    words = ["bwrap", "--die-with-parent", "--unshare-pid", "--unshare-user", "--dir", f"/{MARK}"]
+    words += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+    for shown in dict.fromkeys(["/sys", "/etc", sys.prefix, "/usr", *map(str, imports), str(ROOT)]):
+        words += ["--ro-bind", shown, shown]
+    for link in ("bin", "lib", "lib64"):
+        words += ["--symlink", f"usr/{link}", f"/{link}"]
+    home = str(site.lab.home("alice"))
+    return shlex.join([*words, "--bind", home, home])
+
+
+@pytest.mark.heavy
+@pytest.mark.torch
+def test_in_a_container_tasks_see_its_root_and_the_check_its_torch(site: Site) -> None:
+    if site.lab.run(["sh", "-c", "command -v bwrap"], check=False).returncode:
+        pytest.skip("no bwrap where the lab's Slurm is installed (python -m tests.lab install)")
+    where, inside = site.script("where.py", LOOK), container(site)
+    program = site.script("container-python", f'#!/bin/sh\nexec {inside} python3 "$@"\n')
+    text = (TEMPLATES / "container.sbatch").read_text()
+    text, count = re.subn(r"(?m)^container=\(.*\)$", lambda _: f"container=({inside})", text)
+    assert count == 1
+    # A busy machine may leave doubt, which is not what this is about.
+    text = text.replace("check --act ||", f"check --act --python={program} || [ $? = 3 ] ||")
+    options = ("-N2", "--ntasks-per-node=1")
+    job = submit_with(site, "container.sbatch", *options, words=(where,), text=text)
+    output = output_of(site, job)
+    assert re.search(r"n\[1-2\]: \d+ rounds?", output)
+    assert "cannot" not in output
+    tasks = [site.read(f"train-{job}-{task}.out").split() for task in (0, 1)]  # a file for each
+    assert {words[2] for words in tasks} == {"n1", "n2"}
+    assert all(MARK in words and "boot" not in words for words in tasks)

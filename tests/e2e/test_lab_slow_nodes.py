@@ -21,9 +21,6 @@ pytestmark = [
 # Slurm only counts them: any file of a device will do.
 GPUS = "Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n"
 NODES_WITH_GPUS = "GresTypes=gpu\nNodeName=DEFAULT Gres=gpu:2\n"
-SLEEPS = "#!/bin/sh\nexec sleep 600\n"
-NO_OTHERS = "it would have to wait for 1 other node: none is free"
-STAYED = re.compile(r"each step may take up to \d+\.\d times as long \(compute\)")
 
 
 @pytest.fixture(scope="module")
@@ -35,71 +32,40 @@ def module_site() -> Iterator[Site]:
         yield Site(lab)
 
 
-def update(site: Site, *words: str) -> None:
-    site.lab.run(["scontrol", "update", *words])
-
-
-def occupy(site: Site, nodes: str, *options: str) -> int:
-    """Let another user's job run on some nodes for ten minutes."""
-    count = len(expand(nodes))
-    words = (f"-N{count}", f"-w{nodes}", "--time=10", *options)
-    job = site.lab.sbatch(SLEEPS, *words, user="bob")
-    site.lab.wait_job(job, {"RUNNING"})
-    return job
-
-
-def assert_stayed(site: Site, job: int | str, nodes: str, why: str) -> None:
-    """The job ran where it was, and said why and what that may cost."""
-    ended = site.ended(job)
-    output = site.lab.job_output(job)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), output
-    assert ended["NodeList"] == nodes
-    assert re.search(why, output), output
-    assert STAYED.search(output)
-    assert site.drained().keys() <= {"n5", "n6"}
-
-
-def assert_moved(site: Site, job: int, nodes: int, *, off: str) -> None:
-    """The job was requeued once, and ran on so many nodes, none of them of those."""
-    ended = site.ended(job)
-    output = site.lab.job_output(job)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), output
-    assert len(expand(ended["NodeList"])) == nodes
-    assert not {*expand(ended["NodeList"])} & {*expand(off)}
-    assert "continuing with" not in output
-
-
 # --- where other nodes are free ------------------------------------------------------------------
-
-
-@pytest.mark.heavy
-def test_a_job_on_a_slow_node_moves_to_an_idle_one(site: Site) -> None:
-    play(site, n3=SLOW)
-    assert_moved(site, submit(site, "-N4", "--time=5"), 4, off="n3")
 
 
 @pytest.mark.heavy
 def test_a_job_moves_where_its_features_and_gpus_are(site: Site) -> None:
     play(site, n3=SLOW)
-    occupy(site, "n5", "--gres=gpu:1")
+    bobs = site.lab.sbatch("#!/bin/sh\nexec sleep 600\n", "-wn5", "--gres=gpu:1", user="bob")
+    site.lab.wait_job(bobs, {"RUNNING"})
     job = submit(site, "-N4", "--time=5", "-Cfast", "--gres=gpu:2")
-    assert_moved(site, job, 4, off="n[3,5]")
+    ended = site.ended(job)
+    output = site.lab.job_output(job)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), output
+    assert expand(ended["NodeList"]) == ("n1", "n2", "n4", "n6")
+    assert "continuing with" not in output
 
 
 # --- where none is -------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["now", "now+10minutes"])
-def test_nodes_that_are_reserved_for_others_are_none_either(site: Site, start: str) -> None:
+def test_nodes_that_others_have_reserved_for_soon_are_not_free(site: Site) -> None:
+    """The job runs where it is, and says why and what that may cost."""
     play(site, n3=SLOW)
-    what = ["reservationname=theirs", f"starttime={start}", "duration=60", "users=bob"]
+    what = ["reservationname=theirs", "starttime=now+10minutes", "duration=60", "users=bob"]
     site.lab.run(["scontrol", "create", *what, "nodes=n[5-6]"])
     try:
         job = submit(site, "-N4", "--time=30")
-        assert_stayed(site, job, "n[1-4]", NO_OTHERS)
+        ended, output = site.ended(job), site.lab.job_output(job)
     finally:
         site.lab.run(["scontrol", "delete", "reservationname=theirs"])
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), output
+    assert ended["NodeList"] == "n[1-4]"
+    assert "it would have to wait for 1 other node: none is free" in output
+    assert re.search(r"each step may take up to \d+\.\d times as long \(compute\)", output)
 
 
 # --- spares ---------------------------------------------------------------------------------------
@@ -114,28 +80,26 @@ echo "ran on $(srun hostname | sort | xargs)"
 
 
 @pytest.mark.heavy
-def test_a_bad_node_is_left_behind_without_a_requeue(site: Site) -> None:
+@pytest.mark.parametrize(
+    ("bad", "nodes", "kept"),
+    [
+        ("n3", ("-N3", "--spares=1"), "n[1-2,4]"),
+        ("n2", ("--nodes=3-4",), "n[1,3-4]"),
+    ],
+    ids=["a spare takes its place", "the job makes do with fewer"],
+)
+def test_a_bad_node_is_left_behind_without_a_requeue(
+    site: Site, bad: str, nodes: tuple[str, ...], kept: str
+) -> None:
     script = site.script("train.sh", COUNTS)
-    play(site, n3=UNREACHABLE)
-    job = submit(site, "-N3", "--spares=1", "-x", "n[5-6]", script, script="")
-    record = site.ended(job)
-    assert record["JobState"] == "COMPLETED", site.read(f"slurm-{job}.out")
-    assert record["NodeList"] == "n[1-2,4]"
-    assert record["Restarts"] == "0"
-    assert f"ran on {' '.join(expand(record['NodeList']))}" in site.read(f"slurm-{job}.out")
-    assert "gave back n3" in site.table(job)
+    play(site, **{bad: UNREACHABLE})
+    job = submit(site, *nodes, "-x", "n[5-6]", script, script="")
+    record, output = site.ended(job), site.read(f"slurm-{job}.out")
+    assert record["JobState"] == "COMPLETED", output
+    assert (record["NodeList"], record["Restarts"]) == (kept, "0")
+    assert f"ran on {' '.join(expand(kept))}" in output
+    assert f"gave back {bad}" in site.table(job)
     assert site.drained() == {}
-
-
-@pytest.mark.heavy
-def test_a_job_that_makes_do_with_fewer_nodes_goes_on_smaller(site: Site) -> None:
-    script = site.script("train.sh", COUNTS)
-    play(site, n2=UNREACHABLE)
-    job = submit(site, "--nodes=3-4", "-x", "n[5-6]", script, script="")
-    record = site.ended(job)
-    assert record["JobState"] == "COMPLETED", site.read(f"slurm-{job}.out")
-    assert record["NodeList"] == "n[1,3-4]"
-    assert record["Restarts"] == "0"
 
 
 # --- spares beside sbatch's other options ---------------------------------------------------------
@@ -153,7 +117,6 @@ srun hostname | sort | uniq -c | sed 's/ n[0-9]$//'
 
 
 def told(site: Site, job: int) -> tuple[list[str], str]:
-    """What the script of a job saw, and the nodes that it ran on."""
     ended = site.ended(job)
     output = site.lab.job_output(job)
     assert ended["JobState"] == "COMPLETED", output

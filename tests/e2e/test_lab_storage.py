@@ -3,14 +3,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 import pytest
 
-from tests.lab import Lab, storage_faults
-from tests.lab.installed_site import Site, eventually
-from tests.lab.storage_faults import FAULTS, NODES, SIZE_MB
+from tests.lab import Lab, processes
+from tests.lab.installed_site import COMMAND, Site
+from tests.lab.layout import CHECKOUT
 
 pytestmark = [
     pytest.mark.lab(network_filesystem=True),
@@ -18,13 +24,146 @@ pytestmark = [
     pytest.mark.timeout(300),  # a check takes seconds, on a machine that is busy a minute
 ]
 
+NODES, SIZE_MB = 5, 256
+FREED_S = 20.0  # until what the kernel held is gone
+SLOW_MBIT = 20.0  # the large file, of 8 MB, takes 3.2 s
+FAILING = CHECKOUT / "tests" / "lab" / "failing_filesystem.py"
+Fault = Callable[[Lab, str], AbstractContextManager[None]]
+
 
 @pytest.fixture(scope="module")
 def module_site() -> Iterator[Site]:
     """A cluster each of whose nodes has its own client of one volume."""
     with Lab.start(nodes=NODES, network_filesystem_mb=SIZE_MB) as lab:
-        storage_faults.prepare(lab)
+        for name in ("alice", "stale"):
+            lab.run(["install", "-d", "-o", "alice", "-g", "alice", f"{lab.paths.shared}/{name}"])
         yield Site(lab)
+
+
+def directory(lab: Lab) -> str:
+    """Return alice's directory on the volume, which the checks test."""
+    return f"{lab.paths.shared}/alice"
+
+
+def processes_of(lab: Lab, name: str, node: str | None = None) -> list[int]:
+    found = [each.pid for each in processes.on_node(lab.pid(node)) if each.name == name]
+    assert found
+    return found
+
+
+@contextmanager
+def stopped(pids: list[int]) -> Iterator[None]:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def changed(lab: Lab, node: str, change: Sequence[str], undo: Sequence[str]) -> Iterator[None]:
+    lab.run(change, node=node)
+    try:
+        yield
+    finally:
+        lab.run(undo, node=node)
+
+
+@contextmanager
+def on_all(lab: Lab, fault: Fault) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for name in lab.nodes:
+            stack.enter_context(fault(lab, name))
+        yield
+
+
+def failing(error: str) -> Fault:
+    """Return the fault of a node on which alice's directory fails with an error, or hangs."""
+
+    @contextmanager
+    def fault(lab: Lab, node: str) -> Iterator[None]:
+        point = directory(lab)
+        server = lab.popen([sys.executable, str(FAILING), point, error], node=node, stdout=-1)
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"mounted\n"
+        try:
+            yield
+        finally:
+            server.kill()
+            server.wait()
+            server.stdout.close()
+            lab.run(["umount", "--lazy", point], node=node)
+
+    return fault
+
+
+@contextmanager
+def slow_client(lab: Lab, node: str) -> Iterator[None]:
+    lab.fault.slow_link(node, mbit=SLOW_MBIT)
+    try:
+        yield
+    finally:
+        lab.fault.clear(node)
+
+
+def hung_client(lab: Lab, node: str) -> AbstractContextManager[None]:
+    return stopped(processes_of(lab, "glusterfs", node))
+
+
+@contextmanager
+def dead_client(lab: Lab, node: str) -> Iterator[None]:
+    """Kill a node's client: its mount answers with ENOTCONN."""
+    shared = str(lab.paths.shared)
+    for pid in processes_of(lab, "glusterfs", node):
+        os.kill(pid, signal.SIGKILL)
+    try:
+        yield
+    finally:
+        lab.run(["umount", "--lazy", shared], node=node)
+        lab.run(["glusterfs", f"--volfile={lab.paths.etc}/client.vol", shared], node=node)
+
+
+def stale_directory(lab: Lab, node: str) -> AbstractContextManager[None]:
+    """Have a node see another directory of the volume under the same name."""
+    mount = ["mount", "--bind", f"{lab.paths.shared}/stale", directory(lab)]
+    return changed(lab, node, mount, ["umount", "--lazy", directory(lab)])
+
+
+def read_only(lab: Lab, node: str) -> AbstractContextManager[None]:
+    # -i: some helpers know no remount.
+    how = [["mount", "-i", "-o", f"remount,{mode}", str(lab.paths.shared)] for mode in ("ro", "rw")]
+    return changed(lab, node, *how)
+
+
+@contextmanager
+def full_volume(lab: Lab, node: str) -> Iterator[None]:
+    ballast = f"{lab.paths.root}/brick/ballast"
+    fill = f"dd if=/dev/zero of={ballast} bs=64k count={SIZE_MB * 32} conv=fsync; df {ballast}"
+    try:
+        assert "100%" in lab.run(["sh", "-c", fill]).stdout
+        yield
+    finally:
+        lab.run(["rm", ballast])
+
+
+# By name: the fault, the level of the node it is on, if any, and whose matter it is else.
+FAULTS: dict[str, tuple[Fault, str, str]] = {
+    "healthy": (lambda *_: contextlib.nullcontext(), "", ""),
+    "slow client": (slow_client, "slow", ""),
+    "hung mount": (hung_client, "faulty", ""),
+    "hung mount (FUSE)": (failing("hang"), "faulty", ""),
+    "evicted client (ESTALE)": (failing("ESTALE"), "faulty", ""),
+    "evicted client (EIO)": (failing("EIO"), "faulty", ""),
+    "evicted client (ENOTCONN)": (dead_client, "faulty", ""),
+    "stale directory": (stale_directory, "faulty", ""),
+    "read-only on one node": (read_only, "faulty", ""),
+    "slow server": (lambda lab, _: on_all(lab, slow_client), "", "server"),
+    "hung server": (lambda lab, _: stopped(processes_of(lab, "glusterfsd")), "", "server"),
+    "full volume": (full_volume, "", "user"),
+    "quota": (lambda lab, _: on_all(lab, failing("EDQUOT")), "", "user"),
+}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -32,84 +171,43 @@ def test_the_cause_is_named_and_no_innocent(site: Site, name: str) -> None:
     lab, node = site.lab, "n3"
     fault, level, blame = FAULTS[name]
     with fault(lab, node):
-        document = storage_faults.check(lab)
-    assert storage_faults.wrong(document, node, level, blame) == ""
+        words = ("--check=storage", f"--paths={directory(lab)}", "--json")
+        document = json.loads(site.check([f"-N{NODES}"], *words).stdout)
+    accused = {
+        each["node"]: (each["level"], each["component"])
+        for each in document["nodes"]
+        if each["level"] != "healthy"
+    }
+    assert accused == ({node: (level, "storage")} if level else {}), document
+    assert [each["blame"] for each in document["storage"]] == ([blame] if blame else []), document
     # What the kernel held is freed with its server or client.
-    freed_s = storage_faults.FREED_S
-    lab.wait_until(lambda: storage_faults.left_over(lab), lambda left: not left, "free", freed_s)
+    lab.wait_until(lambda: left_over(lab), lambda left: not left, "free", FREED_S)
     lab.wait_nodes()
 
 
-def start(site: Site, *words: str) -> int:
-    """Submit a job that says where it ran, after a check of storage."""
-    where = storage_faults.directory(site.lab)
-    script = ("--wrap", "echo ran on $SLURM_JOB_NODELIST")
-    return site.submit("--check=storage", f"--paths={where}", *script, *words)
+def left_over(lab: Lab) -> list[str]:
+    """Name the processes of ours that are still there."""
+
+    def command(pid: int) -> bytes:
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b""
+
+    return [
+        f"{pid} {processes.state(pid)}"
+        for pid in processes.host_pids(lab.pid()).values()
+        if b"\0slurm_health\0" in command(pid) or COMMAND.encode() in command(pid)
+    ]
 
 
 def test_a_job_leaves_a_node_whose_mount_hangs(site: Site) -> None:
-    with storage_faults.hung_client(site.lab, "n3"):
-        job = start(site, "-N4", "--spares=1")
+    words = ("--check=storage", f"--paths={directory(site.lab)}", "-N4", "--spares=1")
+    with hung_client(site.lab, "n3"):
+        job = site.submit(*words, "--wrap", "echo ran on $SLURM_JOB_NODELIST")
         site.lab.wait_until(lambda: site.lab.job_output(job), lambda text: "ran on" in text, "it")
     assert site.ended(job)["JobState"] == "COMPLETED"
     output = site.lab.job_output(job)
     assert "continuing on n[1-2,4-5], without n3: n3: storage" in output
     assert "did not answer within 6 s" in output
     site.assert_nothing_left()
-    site.lab.wait_nodes()
-
-
-@pytest.mark.parametrize("choice", ["proceed", "stop"])
-def test_a_job_on_a_server_that_hangs_goes_on_or_stops_as_its_user_wants(
-    site: Site, choice: str
-) -> None:
-    with storage_faults.hung_server(site.lab, "n1"):
-        job = start(site, "-N4", f"--on-unchecked={choice}")
-        site.wait_record(job, "job_outcome")
-    ended = site.ended(job)
-    output = site.lab.job_output(job)
-    assert ended["JobState"] == ("COMPLETED" if choice == "proceed" else "FAILED")
-    assert ("ran on" in output) is (choice == "proceed")
-    assert output.count("the server or the way to it is at fault, no node") == 1
-    assert site.drained() == {}
-    site.assert_nothing_left()
-    site.lab.wait_nodes()
-
-
-TRAINING = """\
-import os, sys, time
-from slurm_health import heartbeat
-with open(f"{sys.argv[1]}/ckpt-{os.environ['SLURM_PROCID']}", "wb", buffering=0) as file:
-    for step in range(10**6):
-        heartbeat.step(step)
-        file.write(b"x")
-        os.fsync(file.fileno())
-        print("step", step, flush=True)
-        time.sleep(0.5)
-"""
-
-
-@pytest.mark.timeout(600)
-def test_ranks_that_wait_for_storage_are_named_with_file_server_and_number(site: Site) -> None:
-    where = storage_faults.directory(site.lab)
-    site.script("save.py", TRAINING)
-    options = ("-N3", "--ntasks-per-node=1", "--no-requeue", "--output=saved-%j.txt")
-    command = ("--wrap", f"exec srun {sys.executable} save.py {where}")
-    job = site.submit("--check=storage", f"--paths={where}", *options, *command)
-    output = site.lab.home("alice") / f"saved-{job}.txt"
-
-    def text() -> str:
-        return output.read_text() if output.exists() else ""
-
-    eventually(site, lambda: "step 40" in text(), "steps", 200)
-    with storage_faults.hung_server(site.lab, "n1"):
-        eventually(site, lambda: "waits for storage" in text(), "the reason", 200)
-    line = next(line for line in text().splitlines() if "waits for storage" in line)
-    assert line.startswith("slurm-health: monitor: paused for ")
-    assert f"waits for storage, {where}/ckpt-" in line
-    assert line.endswith("as do 2 more")
-    eventually(site, lambda: text().count("step ") > 200, "further steps", 200)
-    site.lab.run(["scancel", str(job)])
-    site.ended(job)
-    assert "no step for" not in text()
     site.lab.wait_nodes()

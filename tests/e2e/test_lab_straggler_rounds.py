@@ -40,7 +40,6 @@ GPU = Device(
 
 @pytest.fixture(scope="module")
 def module_site() -> Iterator[Site]:
-    """Four nodes without GPUs."""
     with Lab.start(nodes=4) as lab:
         lab.prefer()
         yield Site(lab)
@@ -48,7 +47,6 @@ def module_site() -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def gpu_site(played_python: Path) -> Iterator[Site]:
-    """Four nodes with one GPU each."""
     visible = (played_python.parents[1], played_python.resolve().parents[1])
     with Lab.start(nodes=4, gpus=1, gpu=GPU, visible=visible) as lab:
         lab.prefer()
@@ -74,7 +72,6 @@ def batch(site: Site, command: str, options: tuple[str, ...]) -> int:
     return site.lab.sbatch(f"#!/bin/bash\nexport OMP_NUM_THREADS=1\n{command}\n", *options)
 
 
-COMMANDS = pytest.mark.parametrize("command", [by_check, by_sbatch, by_run])
 Submit = Callable[[Site, tuple[str, ...], tuple[str, ...]], int]
 
 
@@ -100,28 +97,25 @@ def assert_slow(run: Report, component: str) -> None:
     assert (found["level"], found["component"]) == ("slow", component), run
 
 
-@COMMANDS
-def test_a_node_behind_a_slow_link_is_slow_at_communication(site: Site, command: Submit) -> None:
+def test_check_finds_a_node_behind_a_slow_link_slow_at_communication(site: Site) -> None:
     site.lab.fault.slow_link("n3", mbit=60)  # beyond that a quick machine ends the round
 
-    assert_slow(found_by(site, command), "network")
+    assert_slow(found_by(site, by_check), "network")
 
 
-@COMMANDS
-def test_a_node_with_a_fifth_of_a_core_is_slow_at_arithmetic(site: Site, command: Submit) -> None:
+def test_sbatch_finds_a_node_with_a_fifth_of_a_core_slow_at_arithmetic(site: Site) -> None:
     site.lab.fault.starve_cpu("n3", share=0.2)
 
-    assert_slow(found_by(site, command), "compute")
+    assert_slow(found_by(site, by_sbatch), "compute")
 
 
 @pytest.mark.played_gpu
-@COMMANDS
-def test_a_node_whose_gpu_is_throttled_is_slow_at_arithmetic(
-    gpu_site: Site, played_python: Path, command: Submit
+def test_run_finds_a_node_whose_gpu_is_throttled_slow_at_arithmetic(
+    gpu_site: Site, played_python: Path
 ) -> None:
     gpu_site.lab.fault.gpu_hot("n3", share=0.5)
     try:
-        run = found_by(gpu_site, command, "--gres=gpu:1", words=(f"--python={played_python}",))
+        run = found_by(gpu_site, by_run, "--gres=gpu:1", words=(f"--python={played_python}",))
     finally:
         gpu_site.lab.reset()
 

@@ -29,7 +29,6 @@ RAN = '#!/bin/sh\necho "attempt ${SLURM_RESTART_COUNT:-0} ran on" $(srun hostnam
 
 
 def submit_with_a_bad_node(site: Site, *words: str, user: str = "alice") -> int:
-    """Submit a job, on one of whose nodes every check process is killed."""
     played_nodes.play(site, user, n2=FAULTY)
     return played_nodes.submit(site, *words, user=user, script="")
 
@@ -88,19 +87,6 @@ def test_a_job_in_a_partition_with_limits_moves_within_it(
 
 
 # --- jobs that wait for others -----------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_job_that_depends_on_one_that_moves_waits_for_its_end(site: Site) -> None:
-    script = site.script("train.sh", RAN + "sleep 1; date +%s.%N > ended\n")
-    first = submit_with_a_bad_node(site, "-N4", script)
-    begun = "date +%s.%N > begun"
-    after = site.submit("-N1", f"--dependency=afterok:{first}", f"--wrap={begun}")
-    last = site.submit("-N1", f"-dafterany:{after}", "--wrap=true")
-    moved = site.ended(first, DEADLINE_S)
-    assert (moved["JobState"], moved["Restarts"]) == ("COMPLETED", "1")
-    assert site.ended(after)["JobState"] == site.ended(last)["JobState"] == "COMPLETED"
-    assert float(site.read("ended")) < float(site.read("begun"))
 
 
 # --- names -------------------------------------------------------------------------------------

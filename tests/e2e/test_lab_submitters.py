@@ -6,8 +6,8 @@ The programs are the real ones; what a check measures is played.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,12 +18,8 @@ from tests.lab.played_nodes import FAKE_WORKER, FAULTY, play
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(600),
+    pytest.mark.skipif(find_spec("submitit") is None, reason="submitit is not installed"),
 ]
-
-
-def needs(package: str) -> pytest.MarkDecorator:
-    there = importlib.util.find_spec(package) is not None
-    return pytest.mark.skipif(not there, reason=f"{package} is not installed")
 
 
 SUBMITIT = """
@@ -65,30 +61,6 @@ INTERRUPT = """
 import sys, submitit
 submitit.SlurmJob(folder="logs", job_id=sys.argv[1], tasks=[0, 1])._interrupt(timeout=True)
 """
-DASK = """
-import os, socket, time
-from dask.distributed import Client
-from dask_jobqueue import SLURMCluster
-
-cluster = SLURMCluster(cores=1, memory="300MB", walltime="00:10:00", local_directory="/tmp")
-cluster.scale(jobs=1)
-with Client(cluster) as client:
-    client.wait_for_workers(1, timeout=%d)
-    (host,) = client.run(socket.gethostname).values()
-    (worker,) = cluster.workers.values()
-    print(worker.job_id, host, client.submit(sum, [40, 2]).result(), flush=True)
-    cluster.scale(0)
-    while cluster.workers:
-        time.sleep(0.1)
-os._exit(0)  # in distributed 2026.8 its close() may trip over a worker that is not collected yet
-"""
-SIMPLE_SLURM = """
-from simple_slurm import Slurm
-
-first = Slurm(nodes=2, ntasks_per_node=1, output="first.out").sbatch("srun hostname", verbose=False)
-after = Slurm(dependency={"afterok": first}, output="after.out").sbatch("echo after", verbose=False)
-print(first, after)
-"""
 
 
 @pytest.fixture
@@ -128,7 +100,6 @@ def assert_checked(site: Site, job: str, nodes: int, attempts: int = 1) -> None:
 
 
 @pytest.mark.heavy
-@needs("submitit")
 def test_a_function_of_submitit_leaves_a_bad_node(wrapped: Site) -> None:
     play(wrapped, n1=FAULTY)
     (job, *_) = run(wrapped, SUBMITIT, "4", "word")
@@ -139,7 +110,6 @@ def test_a_function_of_submitit_leaves_a_bad_node(wrapped: Site) -> None:
 
 
 @pytest.mark.slow
-@needs("submitit")
 def test_a_checkpoint_of_submitit_requeues_a_job_that_is_checked_again(wrapped: Site) -> None:
     begun = wrapped.lab.home("alice") / "begun"
     (job, *_) = run(wrapped, CHECKPOINT)
@@ -152,24 +122,3 @@ def test_a_checkpoint_of_submitit_requeues_a_job_that_is_checked_again(wrapped: 
     wrapped.ended(job, 3 * DEADLINE_S)  # Slurm starts a requeued job after two minutes
     assert results(wrapped, 2, job) == ["resumed", "resumed"]
     assert_checked(wrapped, job, nodes=2, attempts=2)
-
-
-@pytest.mark.slow
-@needs("dask_jobqueue")
-def test_a_worker_of_dask_jobqueue_serves_on_a_node_that_was_checked(wrapped: Site) -> None:
-    job, host, answer = run(wrapped, DASK % DEADLINE_S)[-2].split()
-    assert answer == "42"
-    wrapped.ended(job)
-    (check,) = wrapped.report(job)["runs"]
-    assert [node["node"] for node in check["nodes"]] == [host]
-
-
-@pytest.mark.slow
-@needs("simple_slurm")
-def test_jobs_of_simple_slurm_are_checked_and_wait_for_one_another(wrapped: Site) -> None:
-    first, after = run(wrapped, SIMPLE_SLURM)[-2].split()
-    wrapped.ended(after)
-    assert wrapped.read("first.out").count("\nn") == 2
-    assert wrapped.read("after.out").endswith("after\n")
-    assert_checked(wrapped, first, nodes=2)
-    assert_checked(wrapped, after, nodes=1)

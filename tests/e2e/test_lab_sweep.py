@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sweep of real Slurm finds the planted bad node, and history names it."""
+"""A sweep finds the planted bad node and history names it; partners test one that is accused."""
 
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
+from tests.e2e.hooks_support import HookedSite, hooked_site
 from tests.lab import Lab
-from tests.lab.commands import Result
+from tests.lab.inside import Result
 from tests.lab.installed_site import Site, eventually
-from tests.lab.played_nodes import FAKE_WORKER, FAULTY, STUCK, play, submit
+from tests.lab.played_nodes import FAKE_WORKER, FAULTY, NEVER_READY, STUCK, play
 
 pytestmark = pytest.mark.lab
 
@@ -34,13 +36,15 @@ def submitted(result: Result, code: int = 0) -> list[int]:
 
 @pytest.mark.heavy
 def test_a_sweep_checks_every_node_in_turns_and_the_history_names_the_bad_one(site: Site) -> None:
-    bad = site.lab.nodes[4]
-    play(site, **{bad: FAULTY})
-    turns = 0
-    while jobs := submitted(sweep(site)):
+    bad, turns = site.lab.nodes[4], 0
+    while True:
+        play(site, **dict.fromkeys(site.lab.nodes, NEVER_READY))
+        if not (jobs := submitted(sweep(site))):
+            break
         turns += 1
         assert len(jobs) == 1  # three of six nodes at one time
         assert submitted(sweep(site)) == []  # while they are in a check there is no room
+        play(site, **{bad: FAULTY})
         site.ended(jobs[0])
         eventually(site, lambda: not site.jobs(), "the end of a check")
         assert turns < 6
@@ -87,23 +91,61 @@ def test_a_sweep_gives_way_to_a_job_and_goes_on_where_it_stopped() -> None:
         assert site.drained() == {}
 
 
-# --- what may be removed -------------------------------------------------------------------------
+# --- an accused node --------------------------------------------------------------------------
 
 
-@pytest.mark.heavy
-def test_clean_spares_the_journal_of_a_job_that_runs(site: Site) -> None:
-    play(site)
-    ended, running = submit(site, "--nodes=3"), submit(site, "--nodes=2", script="sleep 600")
-    site.ended(ended)
+SWEEP = f"""\
+[sweep]
+user = "bob"
+python = "{sys.executable}"
+check = "allgather"
+"""
+BAD = "n3"
+
+
+def all_over(site: HookedSite) -> None:
+    """Wait until no job waits or runs, and no epilog does."""
+    eventually(site, lambda: not site.jobs(), "an empty queue", 300)
+    states = site.lab.node_states
     eventually(
         site,
-        lambda: "running for" in site.health("report", str(running)).stdout,
-        "the script of a job that runs",
+        lambda: not any("COMPLETING" in each["State"] for each in states().values()),
+        "the epilogs",
+        120,
     )
 
-    cleaned = site.health("clean", "--older-than=0h", "--yes")
 
-    assert cleaned.returncode == 0, cleaned
-    assert f"its job has not ended: job {running}" in cleaned.stderr
-    assert site.health("report", str(running)).returncode == 0
-    assert site.health("report", str(ended)).returncode == 4
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_an_accused_node_that_loses_packets_is_checked_with_partners_drained_and_comes_back(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """No test of one node sees that, one with partners does."""
+    with hooked_site(tmp_path_factory.mktemp("hooks"), nodes=5) as site:
+        site.configure(SWEEP, share=0.5)
+        lose_packets_and_come_back(site)
+
+
+def lose_packets_and_come_back(site: HookedSite) -> None:
+    script = site.script("train.sh", "#!/bin/sh\nhostname\n")
+    site.lab.fault.drop(BAD)
+    for _ in range(4):  # on a busy machine a check may not be sure
+        job = site.submit("-N4", "--max-requeues=0", "--check=allgather", script)
+        site.ended(job, 300)
+        all_over(site)
+        if site.out_of_pool():
+            break
+
+    assert list(site.out_of_pool()) == [BAD], site.hook_log(BAD)
+    assert "check=sweep job=" in site.out_of_pool()[BAD]
+    log = site.hook_log(BAD)
+    assert log.index("accuses this node: network") < log.index("drained: shealth: network")
+
+    site.lab.fault.clear(BAD)
+    config = str(site.installed / "etc/config.toml")
+    released = site.health("nodes", "--config", config, "release", BAD, user="root")
+    assert released.returncode == 0, released
+    job = site.submit("-N5", "--check=allgather", script)
+    assert site.ended(job, 300)["JobState"] == "COMPLETED"
+    assert site.out_of_pool() == {}

@@ -50,51 +50,33 @@ def use_up_memory() -> None:
     bytearray(TOO_MUCH_BYTES)
 
 
-def other_collective() -> None:
-    dist.all_gather([torch.zeros(3)] * dist.get_world_size(), torch.zeros(3))
-
-
-def not_a_number() -> None:
-    assert not torch.isnan(torch.tensor(float("nan"))), "loss is NaN at step 3"
-
-
 CAUSES: dict[str, Callable[[], object]] = {
-    "disk-full": lambda: Path("/dev/full").write_text("checkpoint"),
-    "exit": lambda: os._exit(3),
     "key-error": key_error,
     "kill": lambda: kill(signal.SIGKILL),
     # Its loader's worker keeps the connections open: the other ranks do not notice.
     "kill-held": lambda: kill(signal.SIGKILL),
-    "loader": lambda: None,  # in `Batches`
     "memory": use_up_memory,
-    "mismatch": other_collective,
-    "nan": not_a_number,
     "none": lambda: None,
     "own-code": read_pipe,
-    "segfault": lambda: kill(signal.SIGSEGV),
     "stop": lambda: kill(signal.SIGSTOP),
     "wait": lambda: time.sleep(3600),
-    "worker": lambda: None,  # in `Batches`, in a process of the loader
-    "wrong-shape": lambda: torch.ones(2, WIDTH + 1),
 }
 
 
 class Batches(IterableDataset[torch.Tensor]):
-    """So many batches; from one on they come from a pipe that nobody writes to."""
+    """So many batches, after which they come from a pipe that nobody writes to, if it is `held`."""
 
-    def __init__(self, count: int, stuck_after: int | None) -> None:
-        self._count, self._stuck_after = count, stuck_after
+    def __init__(self, count: int, *, held: bool) -> None:
+        self._count, self._held = count, held
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        for step in range(self._count):
-            if self._stuck_after is not None and step >= self._stuck_after:
-                read_pipe()
+        for _ in range(self._count):
             yield torch.ones(2, WIDTH)
+        if self._held:
+            read_pipe()
 
 
 class Training:
-    """One rank of a training."""
-
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.checkpoint: Path | None = options.checkpoint
@@ -109,7 +91,6 @@ class Training:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
 
     def run(self) -> None:
-        """Train to the end."""
         begin = 0
         if self.checkpoint and self.checkpoint.exists():
             saved = torch.load(self.checkpoint)
@@ -121,7 +102,8 @@ class Training:
             began_s = time.monotonic()
             time.sleep(self.options.step_s)
             own_s = time.monotonic() - began_s
-            loss = self.model(self._meet(step, batch)).square().mean()
+            self._meet(step)
+            loss = self.model(batch).square().mean()
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
@@ -133,31 +115,26 @@ class Training:
         self._print(f"{self.count} processes end at {step + 1}")
 
     def _batches(self, begin: int) -> DataLoader[torch.Tensor]:
-        cause, at = self.options.cause, self.options.at
-        # A rank that is to be killed at a step gets there.
-        stuck_after = {"loader": at, "worker": at, "kill-held": at + 1}.get(cause)
+        held = self.options.cause == "kill-held"
         count = 1 << 40 if self.checkpoint else self.steps - begin
-        return DataLoader(
-            Batches(count, stuck_after if self.meets else None),
-            batch_size=None,
-            num_workers=1 if cause in {"worker", "kill-held"} else 0,
-        )
+        if held and self.meets:
+            count = self.options.at + 1  # a rank that is to be killed at a step gets there
+        batches = Batches(count, held=held and self.meets)
+        return DataLoader(batches, batch_size=None, num_workers=int(held))
 
-    def _meet(self, step: int, batch: torch.Tensor) -> torch.Tensor:
-        """Let the cause happen if it is time; return the batch to train with."""
+    def _meet(self, step: int) -> None:
         options = self.options
         if not self.meets or step < options.at or (options.first_start and self.restart):
-            return batch
+            return
         if options.times:
             marks = [self._mark(self.rank, number) for number in range(options.times)]
             left = [mark for mark in marks if not mark.exists()]
             if not left:
-                return batch
+                return
             left[0].touch()
         elif step > options.at:
-            return batch
-        given = CAUSES[options.cause]()
-        return given if isinstance(given, torch.Tensor) else batch
+            return
+        CAUSES[options.cause]()
 
     def _mark(self, rank: int, number: int) -> Path:
         return (self.checkpoint or Path("training")).with_suffix(f".failed-{rank}-{number}")
@@ -178,16 +155,7 @@ class Training:
             print(text, flush=True)
 
 
-def dump_flight_record() -> None:
-    """Leave what torch recorded where TORCH_FR_DUMP_TEMP_FILE says, as NCCL's watchdog does."""
-    path = f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{dist.get_rank()}"
-    # torch does not declare it.
-    dump: Callable[[], bytes] = getattr(torch._C._distributed_c10d, "_dump_fr_trace")  # noqa: B009
-    Path(path).write_bytes(dump())
-
-
 def main() -> None:
-    """Train as the command line says."""
     parser = argparse.ArgumentParser()
     parser.add_argument("cause", nargs="?", default="none", choices=sorted(CAUSES))
     parser.add_argument("rank", nargs="?", type=int, default=ALL)
@@ -206,11 +174,7 @@ def main() -> None:
         os.environ["WORLD_SIZE"] = os.environ["SLURM_NTASKS"]
     dist.init_process_group("gloo", timeout=timedelta(seconds=options.timeout_s))
     Path(f"pid-{dist.get_rank()}").write_text(str(os.getpid()))
-    try:
-        Training(options).run()
-    finally:
-        if "TORCH_FR_DUMP_TEMP_FILE" in os.environ:
-            dump_flight_record()
+    Training(options).run()
     dist.destroy_process_group()
 
 
