@@ -52,11 +52,7 @@ def node_cgroup(controller: CpuController, lab: str, node: str) -> Path:
 
 
 def create(controller: CpuController, lab: str, nodes: tuple[str, ...]) -> None:
-    """Make the nodes' cgroups, without a quota.
-
-    Raises:
-        OSError: version 2, and this container may not hand the controller down.
-    """
+    """Make the nodes' cgroups, without a quota."""
     for node in nodes:
         node_cgroup(controller, lab, node).mkdir(parents=True, exist_ok=True)
     if controller.unified:

@@ -10,7 +10,6 @@ from . import Lab
 
 @pytest.fixture(scope="module")
 def module_lab() -> Iterator[Lab]:
-    """A lab of three nodes, started for this module."""
     with Lab.start(nodes=3) as lab:
         yield lab
 

@@ -20,14 +20,7 @@ _ATTEMPTS = 20
 
 
 def take(root: Path) -> int:
-    """Make the directory and lock it; what a dead lab of that name left is removed first.
-
-    Returns:
-        The descriptor that holds the lock.
-
-    Raises:
-        LabError: a lab of that name is running.
-    """
+    """Make the directory and lock it; what a dead lab of that name left is removed first."""
     for _ in range(_ATTEMPTS):
         root.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         try:
@@ -60,18 +53,15 @@ def sweep(root: Path) -> None:
 
 
 def sweep_dead() -> None:
-    """Remove what dead labs left behind."""
     for root in _roots():
         sweep_if_dead(root)
 
 
 def living() -> tuple[str, ...]:
-    """The names of the labs that run now."""
     return tuple(root.name for root in _roots() if is_alive(root))
 
 
 def is_alive(root: Path) -> bool:
-    """Whether a process of this lab lives."""
     lock = _lock(root)
     if lock is None:
         return root.is_dir()

@@ -5,7 +5,7 @@ import os
 import signal
 from contextlib import suppress
 
-from . import cgroups, network_faults, processes, watching
+from . import cgroups, gpus, network_faults, processes, watching
 from .errors import LabError
 from .gpu_faults import GpuFaults
 
@@ -33,20 +33,13 @@ class Faults(GpuFaults):
         """Drop the packets between two nodes, which reach all others; Slurm's ports are spared.
 
         To `clear` the first one mends it. On one node, this and `drop` replace each other.
-
-        Raises:
-            LabError: both are the same node.
         """
         network_faults.cut(self._lab, node, other)
 
     # -- CPU ----------------------------------------------------------------------------------
 
     def starve_cpu(self, node: str, share: float = 0.2) -> None:
-        """Let all processes of the node together have this share of one core.
-
-        Raises:
-            LabError: the machine lets us make no cgroup with a CPU quota.
-        """
+        """Let all processes of the node together have this share of one core."""
         self._lab.pid(node)
         self._set_quota(node, share)
 
@@ -95,21 +88,11 @@ class Faults(GpuFaults):
         return tuple(process.pid for process in found if process.name == "slurmd")
 
     def kill_agent(self, node: str, times: int | None = 1) -> None:
-        """Kill (SIGKILL) the slurm-health agent of this node as often as it appears.
+        """Kill (SIGKILL) the slurm-health agent of this node when it appears, so many times.
 
-        Args:
-            node: where.
-            times: stop after this many; None: each one, until cleared.
+        None and 0: until cleared.
         """
-        watching.start(self._lab, node, "kill-agent", times=times)
-
-    def crash_worker(self, node: str, after_s: float = 0, times: int | None = None) -> None:
-        """Kill (SIGKILL) each probe worker of this node `after_s` seconds after its start."""
-        watching.start(self._lab, node, "crash-worker", after_s=after_s, times=times)
-
-    def hang_worker(self, node: str, after_s: float = 0, times: int | None = None) -> None:
-        """Stop (SIGSTOP) each probe worker of this node `after_s` seconds after its start."""
-        watching.start(self._lab, node, "hang-worker", after_s=after_s, times=times)
+        watching.start(self._lab, node, times=times)
 
     def crash_workers_now(self, node: str) -> None:
         """Kill (SIGKILL) the probe workers that this node has now, and no later ones."""
@@ -126,11 +109,12 @@ class Faults(GpuFaults):
     # -- mending ------------------------------------------------------------------------------
 
     def clear(self, node: str) -> None:
-        """Mend the node: undo every fault, let stopped workers run, start a dead slurmd."""
+        """Mend the node: undo every fault, start a dead slurmd."""
         watching.stop(self._lab, node)
         network_faults.clear(self._lab, node)
         self._set_quota(node, None)
-        self.mend_gpus(node)
+        if self._lab.spec.gpus:
+            gpus.mend(self._lab.spec, node)
         self.start_slurmd(node)
 
     def clear_all(self) -> None:

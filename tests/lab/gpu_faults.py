@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from .inside import Inside
 
 _UNKNOWN = 999  # of CUDA and of NVML
-_ECC = 214  # cudaErrorECCUncorrectable
 
 
 class GpuFaults:
@@ -27,11 +26,7 @@ class GpuFaults:
         return gpus.described(self._lab.spec, node)
 
     def gpu(self, node: str, *faults: Fault) -> None:
-        """Break GPUs as tests.played_gpu.description says.
-
-        Raises:
-            LabError: no such GPU.
-        """
+        """Break GPUs as tests.played_gpu.description says."""
         self._lab.pid(node)
         spec = self._lab.spec
         before = self.gpus_of(node)
@@ -39,15 +34,8 @@ class GpuFaults:
             if not 0 <= fault.device < spec.gpus:
                 raise LabError(f"no GPU {fault.device}: a node has {spec.gpus}, from 0")
         write(gpus.description(spec, node), with_faults(before, *faults))
-        gpus.say(
-            spec,
-            node,
-            [
-                message
-                for fault in faults
-                for message in kernel_log.said(before.devices[fault.device], fault)
-            ],
-        )
+        told = [kernel_log.said(before.devices[fault.device], fault) for fault in faults]
+        gpus.say(spec, node, [message for messages in told for message in messages])
 
     def gpu_fault(
         self, node: str, device: int, kind: str, *, value: float = 0.0, after: float = 0.0
@@ -70,32 +58,3 @@ class GpuFaults:
     def gpu_hot(self, node: str, device: int = 0, share: float = 0.5, after_s: float = 0.5) -> None:
         """After so many seconds of work it is too hot, and computes at this share of its speed."""
         self.gpu(node, Fault(device=device, kind="throttle", value=share, after=after_s))
-
-    def gpu_ecc(self, node: str, device: int = 0, after: int = 0) -> None:
-        """Its memory has an error that cannot be corrected, met after so many operations."""
-        self.gpu(node, Fault(device=device, kind="sticky_error", value=_ECC, after=after))
-
-    def gpu_divided(self, node: str, device: int = 0) -> None:
-        """Somebody has divided it (MIG): a process sees one part, and NCCL connects none."""
-        self.gpu(node, Fault(device=device, kind="mig_mode", value=1))
-
-    def gpu_occupied(self, node: str, device: int = 0, share: float = 0.97) -> None:
-        """A process of bob's, which Slurm knows nothing of, holds this share of its memory."""
-        sleeper = "setsid sleep infinity </dev/null >/dev/null 2>&1 & echo $!"
-        started = self._lab.run(["sh", "-c", sleeper], user="bob", node=node)
-        held = int(self.gpus_of(node).devices[device].memory_bytes * share)
-        self.gpu(
-            node,
-            Fault(device=device, kind="memory_used", value=held),
-            Fault(device=device, kind="occupied_by", value=int(started.stdout)),
-        )
-
-    def mend_gpus(self, node: str) -> None:
-        """Undo all of these on a node; harmless where the lab has no GPUs."""
-        spec = self._lab.spec
-        if not spec.gpus:
-            return
-        for fault in self.gpus_of(node).faults:
-            if fault.kind == "occupied_by":
-                self._lab.run(["kill", f"{fault.value:.0f}"], node=node, check=False)
-        gpus.mend(spec, node)

@@ -48,7 +48,6 @@ def prepare(spec: LabSpec) -> None:
 
 
 def well(spec: LabSpec, node: str) -> Machine:
-    """Return the node's GPUs as they are without a fault."""
     return machine(spec.gpus, spec.gpu, address=spec.address(node), seed=node)
 
 
@@ -66,18 +65,13 @@ def description(spec: LabSpec, node: str) -> Path:
 
 
 def described(spec: LabSpec, node: str) -> Machine:
-    """Return the node's GPUs as they are now.
-
-    Raises:
-        LabError: the lab has none.
-    """
+    """Return the node's GPUs as they are now."""
     if not spec.gpus:
         raise LabError("this lab has no GPUs (python -m tests.lab up --gpus 2)")
     return read(description(spec, node))
 
 
 def say(spec: LabSpec, node: str, messages: list[str]) -> None:
-    """Let the node's kernel say this now."""
     path = _log(spec, node)
     count = len(path.read_text().splitlines())
     with path.open("a") as log:

@@ -38,11 +38,7 @@ _DAEMON_DEADLINE_S = 60
 
 
 def set_up(spec: LabSpec) -> dict[str, int]:
-    """Turn this process's new process namespace into a lab.
-
-    Returns:
-        Node → process id, as seen inside the lab, of the process that holds its namespaces.
-    """
+    """Turn this process's new process namespace into a lab."""
     kernel.unshare(kernel.NEW_MOUNT | kernel.NEW_NET | kernel.NEW_UTS | kernel.NEW_IPC)
     kernel.keep_mounts_private()
     socket.sethostname(CONTROLLER)
@@ -175,7 +171,6 @@ class _Holder:
         os.close(self._go_write)
 
     def await_slurmd(self) -> None:
-        """Wait until its slurmd runs as a daemon."""
         _read_word(self._done_read, f"{self.node}: starting slurmd")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab import Lab, processes
-from tests.lab.commands import Result
+from tests.lab.inside import Result
 
 COMMAND = str(Path(sys.executable).with_name("slurm-health"))
 ENDED = frozenset({"CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "PREEMPTED", "TIMEOUT"})
@@ -48,11 +48,9 @@ class Site:
         return int(result.stdout)
 
     def check(self, salloc: Sequence[str], *words: str, user: str = "alice") -> Result:
-        """Run `slurm-health check` in an allocation of its own."""
         return self.allocated(salloc, COMMAND, "check", *words, user=user)
 
     def allocated(self, salloc: Sequence[str], *command: str, user: str = "alice") -> Result:
-        """Run a command in an allocation of its own."""
         return self.lab.run(
             ["salloc", "--quiet", *salloc, *command],
             user=user,
@@ -61,14 +59,12 @@ class Site:
         )
 
     def report(self, job: int | str, user: str = "alice") -> Report:
-        """What `slurm-health report --json` says of a job."""
         result = self.health("report", "--json", str(job), user=user)
         assert result.returncode == 0, result
         found: Report = json.loads(result.stdout)
         return found
 
     def table(self, job: int | str, user: str = "alice") -> str:
-        """What `slurm-health report` prints of a job."""
         result = self.health("report", str(job), user=user)
         assert result.returncode == 0, result
         return result.stdout
@@ -96,7 +92,6 @@ class Site:
         return str(path)
 
     def read(self, name: str, user: str = "alice") -> str:
-        """Return what a file in the user's home holds; empty where there is none."""
         path = self.lab.home(user) / name
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -107,13 +102,8 @@ class Site:
         return self.lab.wait_job(job, ENDED, deadline_s)
 
     def jobs(self) -> dict[str, str]:
-        """Name and state of every job that has not ended."""
         lines = self.lab.ask("squeue", "-ho", "%j %T").stdout.splitlines()
         return dict(line.rsplit(" ", 1) for line in lines)
-
-    def job_ids(self) -> list[str]:
-        """The ids of all jobs that have not ended."""
-        return self.lab.ask("squeue", "-ho", "%A").stdout.split()
 
     def calls(self) -> Counter[str]:
         """How often Slurm has been asked what since `forget_calls`."""
@@ -125,15 +115,12 @@ class Site:
         return found
 
     def forget_calls(self) -> None:
-        """Begin to count calls anew."""
         self.lab.run(["sdiag", "--reset"])
 
     def controller_log(self) -> str:
-        """Everything slurmctld has logged."""
         return (self.lab.paths.log / "slurmctld.log").read_text(errors="replace")
 
     def drained(self) -> dict[str, str]:
-        """Node → reason, for every node that is drained."""
         return {
             name: record.get("Reason", "")
             for name, record in self.lab.node_states().items()
@@ -196,8 +183,6 @@ class Site:
         writer: str = "master",
         user: str = "alice",
     ) -> Record:
-        """Wait until the writer has written this kind of record; the last one."""
-
         def look() -> list[Record]:
             return [r for r in self.records(job, run, writer, user) if r["kind"] == kind]
 
@@ -233,7 +218,6 @@ def records_in(path: Path) -> list[Record]:
 
 
 def kinds(records: Iterable[Record]) -> Counter[str]:
-    """Count records by kind."""
     return Counter(record["kind"] for record in records)
 
 
@@ -243,7 +227,6 @@ def acts(records: Iterable[Record]) -> list[tuple[str, str]]:
 
 
 def levels(run: Mapping[str, Any]) -> dict[str, str | None]:
-    """Node → level of one check of a report; None before there is a verdict."""
     return {node["node"]: node["level"] for node in run["nodes"]}
 
 
@@ -254,7 +237,6 @@ def accused(run: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def verdict_of(run: Mapping[str, Any], node: str) -> Mapping[str, Any]:
-    """Return what one check of a report says of a node."""
     found: Mapping[str, Any] = next(each for each in run["nodes"] if each["node"] == node)
     return found
 
@@ -285,12 +267,10 @@ PATH=${{PATH#*:}} exec {command} "$@"
         self.environ = {"PATH": f"{self._here}/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
 
     def await_reached(self) -> None:
-        """Wait until somebody stands at the gate."""
         reached = self._here / "reached"
         self._lab.wait_until(reached.exists, bool, f"{self._here.name} reached", DEADLINE_S)
 
     def open(self) -> None:
-        """Let it through, and everybody after it."""
         (self._here / "open").touch()
 
 
@@ -303,7 +283,6 @@ def check_by_default(site: Site, rules: str) -> None:
 
 
 def install_default(site: Site) -> None:
-    """Write the plugin's Lua anew."""
     site.lab.run([COMMAND, "init", "default", f"--config={site.lab.paths.etc}/rules.toml"])
 
 
@@ -313,5 +292,4 @@ def is_private(path: Path) -> bool:
 
 
 def eventually(site: Site, look: Callable[[], object], what: str, deadline_s: float = 40) -> None:
-    """Wait until something holds."""
     site.lab.wait_until(look, bool, what, deadline_s)

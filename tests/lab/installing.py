@@ -20,12 +20,7 @@ _POLICY = Path("/usr/sbin/policy-rc.d")
 
 
 def install() -> None:
-    """Install the packages a lab needs; no service of theirs is started.
-
-    Raises:
-        LabUnavailable: not root.
-        LabError: no apt-get, or it failed.
-    """
+    """Install the packages a lab needs; no service of theirs is started."""
     requirements.require_root()
     if shutil.which("apt-get") is None:
         needed = " ".join(requirements.packages())
@@ -56,13 +51,7 @@ def _apt(argv: list[str]) -> None:
 
 
 def make_root(version: str, directory: Path) -> None:
-    """Install another Slurm release in a directory of its own, with debootstrap.
-
-    Raises:
-        LabUnavailable: not root.
-        LabError: the directory is in use, debootstrap is missing or failed, or the suite has
-            another release by now.
-    """
+    """Install another Slurm release in a directory of its own, with debootstrap."""
     requirements.require_root()
     if shutil.which("debootstrap") is None:
         raise LabError("make-root needs debootstrap (apt-get install debootstrap)")

@@ -25,7 +25,7 @@ _STOP_DEADLINE_S = 60
 _PREFERRED = 100  # times the CPU time of what else the machine runs
 
 FINAL_STATES = frozenset(
-    {
+    [
         "BOOT_FAIL",
         "CANCELLED",
         "COMPLETED",
@@ -35,7 +35,7 @@ FINAL_STATES = frozenset(
         "OUT_OF_MEMORY",
         "PREEMPTED",
         "TIMEOUT",
-    }
+    ]
 )
 
 
@@ -90,10 +90,6 @@ class Lab(Inside):
                 although they lie below /tmp.
             detached: let the lab live on when this process ends.
             deadline_s: for the whole start.
-
-        Raises:
-            LabUnavailable: this machine or user cannot run a lab.
-            LabStartFailed: it did not come up; the message ends with its logs.
         """
         if release is None and os.environ.get("LAB_RELEASE"):
             release = Path(os.environ["LAB_RELEASE"])
@@ -130,11 +126,6 @@ class Lab(Inside):
 
     @classmethod
     def attach(cls, name: str) -> Self:
-        """The running lab of this name.
-
-        Raises:
-            LabError: there is none.
-        """
         root = BASE / name
         if not directory.is_alive(root) or not (root / "state.json").exists():
             running = " ".join(directory.living()) or "none"
@@ -183,7 +174,6 @@ class Lab(Inside):
         return {each["NodeName"]: each for each in records if each["NodeName"] in self.nodes}
 
     def job(self, job_id: int | str) -> dict[str, str]:
-        """`scontrol show job` as field → value."""
         return parse_record(self.ask("scontrol", "show", "job", "-o", str(job_id)).stdout.strip())
 
     def sbatch(self, script: str, *options: str, user: str = "alice") -> int:
@@ -192,7 +182,6 @@ class Lab(Inside):
         return int(self.run(argv, user=user, stdin=script.encode()).stdout.split(";")[0])
 
     def job_output(self, job_id: int | str) -> str:
-        """What the batch script has printed so far."""
         path = self.job(job_id).get("StdOut")
         return Path(path).read_text(errors="replace") if path and Path(path).exists() else ""
 
@@ -202,18 +191,15 @@ class Lab(Inside):
         states: Collection[str] = frozenset({"COMPLETED"}),
         deadline_s: float = 60,
     ) -> dict[str, str]:
-        """Wait until the job is in one of these states; the job.
-
-        Raises:
-            JobEnded: it reached another final state; with the end of its output.
-            DeadlinePassed: with the state it was in, its output and slurmctld's words on it.
-        """
+        """Wait until the job is in one of these states; `JobEnded` where it ends otherwise."""
 
         def look() -> dict[str, str]:
             job = self.job(job_id)
             state = job["JobState"]
             if state in FINAL_STATES and state not in states:
-                raise JobEnded(job, sorted(states), self.job_output(job_id)[-2000:])
+                said = {key: job.get(key) for key in ("JobState", "Reason", "ExitCode")}
+                output = self.job_output(job_id)[-2000:]
+                raise JobEnded(f"job {job_id}: {said}, wanted {sorted(states)}; output:\n{output}")
             return job
 
         try:
@@ -240,7 +226,6 @@ class Lab(Inside):
         return "\n".join(found)
 
     def wait_nodes(self, state: str = "IDLE", deadline_s: float = 60) -> None:
-        """Wait until every node is in exactly this state."""
         self.wait_until(
             self._seen_states,
             lambda states: set(states.values()) == {state} and len(states) == len(self.nodes),
@@ -263,7 +248,6 @@ class Lab(Inside):
         return {name: record["State"] for name, record in self.node_states().items()}
 
     def ping(self) -> bool:
-        """Whether slurmctld answers."""
         return self.ask("scontrol", "ping", check=False).returncode == 0
 
     def cancel_all(self, deadline_s: float = 60) -> None:
@@ -304,16 +288,12 @@ class Lab(Inside):
         """Have its nodes' processes run before all others of the machine, or as `usual` again.
 
         For tests of speeds: what else the machine does then slows no node more than others.
-
-        Raises:
-            LabError: the machine lets us make no cgroup.
         """
         if self.cpu_controller is None:
             raise LabError("this machine offers no cpu cgroup that the lab may use")
         cgroups.set_weight(self.cpu_controller, self.spec.name, 1 if usual else _PREFERRED)
 
     def reset(self, deadline_s: float = 60) -> None:
-        """Bring the lab back to how it started, save for the job ids already used."""
         self.resume_all(deadline_s)
         self.cancel_all(deadline_s)
         self.wait_nodes(deadline_s=deadline_s)
@@ -321,21 +301,17 @@ class Lab(Inside):
     # -- slurmctld ----------------------------------------------------------------------------
 
     def slurmctld_pids(self) -> tuple[int, ...]:
-        """The running slurmctld, by its number outside; empty when there is none."""
         found = processes.on_node(self.pid())
         return tuple(process.pid for process in found if process.name == "slurmctld")
 
     def kill_slurmctld(self) -> None:
-        """Kill slurmctld (SIGKILL)."""
         self._end_slurmctld(signal.SIGKILL)
 
     def start_slurmctld(self, deadline_s: float = 60) -> None:
-        """Start slurmctld and wait until it answers."""
         self.run(["slurmctld"], cwd="/", deadline_s=deadline_s)
         self.wait_until(self.ping, bool, "slurmctld answering", deadline_s)
 
     def restart_slurmctld(self, deadline_s: float = 60) -> None:
-        """Stop slurmctld in good order, start it again, and wait until it answers."""
         self._end_slurmctld(signal.SIGTERM)
         self.start_slurmctld(deadline_s)
 

@@ -69,16 +69,13 @@ class LabSpec:
 
     @property
     def paths(self) -> "LabPaths":
-        """Where this lab keeps its files."""
         return LabPaths(BASE / self.name)
 
     def address(self, node: str) -> str:
-        """The node's address on the lab's own network."""
         index = self.nodes.index(node)
         return f"10.77.{1 + index // 250}.{1 + index % 250}"
 
     def port(self, node: str) -> str:
-        """The name of the bridge's interface towards this node."""
         return f"v{1 + self.nodes.index(node)}"
 
 
@@ -95,7 +92,6 @@ class LabPaths:
 
     @property
     def log(self) -> Path:
-        """One log per daemon."""
         return self.root / "log"
 
     @property
@@ -132,25 +128,20 @@ class LabPaths:
         return self.root / "shared"
 
     def home(self, user: str) -> Path:
-        """The user's home directory, the same on every node."""
         return self.root / "home" / user
 
     def spool(self, node: str) -> Path:
-        """The node's SlurmdSpoolDir."""
         return self.root / "spool" / node
 
     def tmp(self, node: str) -> Path:
-        """What the node sees as /tmp."""
         return self.root / "tmp" / node
 
 
 def write_spec(spec: LabSpec) -> None:
-    """Store the description in the lab's directory."""
     spec.paths.spec.write_text(json.dumps(dataclasses.asdict(spec), indent=1))
 
 
 def read_spec(root: Path) -> LabSpec:
-    """The description stored in a lab's directory."""
     fields = json.loads((root / "spec.json").read_text())
     for key in ("nodes", "visible"):
         fields[key] = tuple(fields[key])

@@ -10,8 +10,6 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """One process, by the number it has outside the lab."""
-
     pid: int
     name: str
     argv: tuple[str, ...]

@@ -51,11 +51,7 @@ def missing(
 def require(
     release: Path | None, *, accounting: bool = False, network_filesystem: bool = False
 ) -> None:
-    """Check that such a lab can run here, with the machine's Slurm or that of a root directory.
-
-    Raises:
-        LabUnavailable: it cannot; says what to do.
-    """
+    """Check that such a lab can run here, with the machine's Slurm or that of a root directory."""
     if release is None:
         reason = missing(accounting=accounting, network_filesystem=network_filesystem)
         if reason is not None:
@@ -67,10 +63,6 @@ def require(
 
 
 def require_root() -> None:
-    """Check that we are root.
-
-    Raises:
-        LabUnavailable: we are not.
-    """
+    """Check that we are root."""
     if os.geteuid() != 0:
         raise LabUnavailable(_NOT_ROOT)

@@ -129,7 +129,6 @@ def cgroup_conf(version: tuple[int, int]) -> str:
 
 
 def hosts(spec: LabSpec) -> str:
-    """The lab's /etc/hosts."""
     lines = ["127.0.0.1 localhost", f"{CONTROLLER_ADDRESS} {CONTROLLER}"]
     lines += [f"{spec.address(node)} {node}" for node in spec.nodes]
     return "\n".join(lines) + "\n"

@@ -18,7 +18,6 @@ _TAIL_LINES = 15
 
 
 def new_name() -> str:
-    """A name no other lab has."""
     return f"{own_prefix()}{secrets.token_hex(3)}"
 
 
@@ -28,11 +27,7 @@ def own_prefix() -> str:
 
 
 def start_keeper(spec: LabSpec, *, detached: bool, deadline_s: float) -> "subprocess.Popen[bytes]":
-    """Start the processes that hold the lab, and wait until its daemons run.
-
-    Raises:
-        LabStartFailed: with the tails of the logs; nothing is left behind.
-    """
+    """Start the processes that hold the lab, and wait until its daemons run."""
     directory.sweep_dead()
     # An interrupt between the keeper's start and our knowing of it would leave it alone.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})

@@ -32,7 +32,6 @@ def module_lab() -> Iterator[Lab]:
 
 
 def gpus(lab: Lab, node: str, user: str = "alice") -> list[dict[str, Any]]:
-    """What NVML tells a user of a node's GPUs."""
     asked = lab.run([sys.executable, "-c", ASK], node=node, user=user, cwd=CHECKOUT)
     devices: list[dict[str, Any]] = json.loads(asked.stdout)["devices"]
     return devices

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts and stops the watchers that kill or stop processes of a node.
+"""Starts and stops the watchers that kill agents of a node, and strikes workers.
 
 An order is a file; its watcher (watcher.py, inside the lab) works for as long as the file is there
 and keeps a second file, `.running`, for as long as it works. No process ids are stored anywhere.
@@ -23,25 +23,20 @@ _WATCHER = Path(__file__).with_name("watcher.py")
 _DEADLINE_S = 60
 
 
-def start(
-    lab: "Inside", node: str, fault: str, *, after_s: float = 0, times: int | None = None
-) -> None:
-    """Start a watcher on the node; it watches when this returns."""
+def start(lab: "Inside", node: str, *, times: int | None = None) -> None:
+    """Start a watcher that kills agents on the node; it watches when this returns."""
     lab.pid(node)
-    stop(lab, node, fault)
-    order = lab.paths.faults / f"{node}.{fault}"
-    order.write_text(json.dumps({"fault": fault, "after_s": after_s, "times": times}))
+    stop(lab, node)
+    order = lab.paths.faults / f"{node}.kill-agent"
+    order.write_text(json.dumps(times or None))
     lab.run([sys.executable, "-I", "-S", str(_WATCHER), str(order)], node=node, cwd="/")
 
 
-def stop(lab: "Inside", node: str, fault: str = "*") -> None:
-    """Stop the node's watchers; what they had stopped runs on when this returns."""
-    for order in list(lab.paths.faults.glob(f"{node}.{fault}")):
-        if order.suffix in (".running", ".victims"):
-            continue
-        order.unlink()
-        running = order.with_name(order.name + ".running")
-        lab.wait_until(running.exists, lambda there: not there, f"{order.name} over", _DEADLINE_S)
+def stop(lab: "Inside", node: str) -> None:
+    order = lab.paths.faults / f"{node}.kill-agent"
+    order.unlink(missing_ok=True)
+    running = order.with_name(order.name + ".running")
+    lab.wait_until(running.exists, lambda there: not there, f"{order.name} over", _DEADLINE_S)
 
 
 def victims(lab: "Inside", node: str) -> list[str]:

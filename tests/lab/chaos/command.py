@@ -9,10 +9,9 @@ import shutil
 import signal
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 from pprint import pformat
 
@@ -22,7 +21,7 @@ from tests.lab import LabError, directory, starting
 from .judge import violations
 from .look import Seen, look
 from .perform import URGENT, Performance
-from .plan import ENDINGS, NODES, WHILE_IT_TRAINS, Deed, Plan, Trouble, plan_of
+from .plan import NODES, Plan, plan_of
 
 _WRONG = "VIOLATION"
 # A partition over the same nodes that all others give way to.
@@ -60,14 +59,11 @@ class Outcome:
 def run_many(seeds: Iterable[int], *, labs: int, evidence: Path, minutes: float) -> bool:
     """Run the plans of these seeds, print how each went; tell whether nothing was wrong.
 
-    After so many minutes no further run is begun.
-
-    Raises:
-        KeyboardInterrupt: it was interrupted. What has ended by then is summed up; the threads of
-            the other runs are still at work.
+    After so many minutes no further run is begun. When it is interrupted, the threads of the other
+    runs are still at work.
     """
     end_s = time.monotonic() + minutes * 60
-    tally = _Tally()
+    well, wrong = 0, list[int]()
     pool = ThreadPoolExecutor(labs)
     with scratch_directory() as hooks:
 
@@ -79,13 +75,22 @@ def run_many(seeds: Iterable[int], *, labs: int, evidence: Path, minutes: float)
         try:
             runs = {pool.submit(in_time, seed): seed for seed in seeds}
             for run in as_completed(runs):
-                said = tally.add(run, runs[run])
-                if said:
-                    print(said, flush=True)
+                try:
+                    outcome = run.result()
+                except LabError as err:
+                    wrong.append(runs[run])
+                    print(f"{_WRONG} seed {runs[run]}: the lab: {err}", flush=True)
+                    continue
+                if outcome is None:  # there was no time for it
+                    continue
+                well += not outcome.violations
+                wrong += [runs[run]] if outcome.violations else []
+                print(outcome, flush=True)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            print(tally, flush=True)
-    return not tally.wrong
+            which = f": seeds {' '.join(map(str, wrong))}" if wrong else ""
+            print(f"{well + len(wrong)} runs, {len(wrong)} with violations{which}", flush=True)
+    return not wrong
 
 
 @contextlib.contextmanager
@@ -114,50 +119,7 @@ def scratch_directory() -> Iterator[Path]:
     os.waitpid(remover, 0)
 
 
-@dataclass
-class _Tally:
-    """What came of all runs that have ended."""
-
-    well: list[int] = field(default_factory=list)
-    wrong: list[int] = field(default_factory=list)
-    deaths_planned: int = 0
-    deaths: Counter[Deed] = field(default_factory=Counter)
-    endings: Counter[Deed] = field(default_factory=Counter)
-    started_again: int = 0
-
-    def add(self, run: Future[Outcome | None], seed: int) -> str:
-        """Count a run; return what there is to say of it, nothing if there was no time for it."""
-        try:
-            outcome = run.result()
-        except LabError as err:
-            self.wrong.append(seed)
-            return f"{_WRONG} seed {seed}: the lab: {err}"
-        if outcome is None:
-            return ""
-        (self.wrong if outcome.violations else self.well).append(seed)
-        self.deaths_planned += len(_deaths(outcome.plan.troubles))
-        self.deaths.update(_deaths(outcome.seen.done))
-        self.endings.update(each.deed for each in outcome.seen.done if each.deed in ENDINGS)
-        self.started_again += sum(start.restart > 0 for start in outcome.seen.starts)
-        return str(outcome)
-
-    def __str__(self) -> str:
-        which = f": seeds {' '.join(map(str, self.wrong))}" if self.wrong else ""
-        came = ", ".join(f"{deed} {self.deaths[deed]}" for deed in WHILE_IT_TRAINS)
-        return (
-            f"{len(self.well) + len(self.wrong)} runs, {len(self.wrong)} with violations{which}\n"
-            f"while scripts trained: {came} (of {self.deaths_planned} planned);"
-            f" {self.started_again} starts again\n"
-            f"ended from outside: {', '.join(f'{deed} {self.endings[deed]}' for deed in ENDINGS)}"
-        )
-
-
-def _deaths(troubles: Iterable[Trouble]) -> list[Deed]:
-    return [each.deed for each in troubles if each.deed in WHILE_IT_TRAINS]
-
-
 def run_one(plan: Plan, evidence: Path, scratch: Path) -> Outcome:
-    """Carry out one plan on a cluster of its own, and judge what it leaves."""
     began_s = time.monotonic()
     extra = f"SlurmdTimeout={_LOST_S}\n" if plan.loses_a_node else ""
     extra += _PREEMPTS.format(plan=plan, urgent=URGENT) if plan.preempt_mode else ""

@@ -160,7 +160,6 @@ class Performance:
         return not any(name.startswith(HELPER) for name in self._site.jobs())
 
     def _events(self) -> Counter[str]:
-        """Count what has been seen so far."""
         seen = Counter({SUBMITTED: 1})
         for path in self._journals():
             seen += kinds(records_in(path))
@@ -242,7 +241,6 @@ class Performance:
         return True
 
     def _reach_time_limit(self) -> bool:
-        """Let the job's time be up; tell whether it runs."""
         if self.job.get("JobState") != "RUNNING":
             return False
         return self._type("scontrol", "update", f"JobId={self.job_id}", "EndTime=now")
@@ -301,13 +299,11 @@ class Performance:
 
 
 def _happens_to_script(trouble: Trouble) -> bool:
-    """Tell whether the script has to train until it happens."""
     ends_it = trouble.deed in ENDINGS and trouble.event == "script_started"
     return ends_it or trouble.deed in WHILE_IT_TRAINS
 
 
 def is_rank(argv: list[str]) -> bool:
-    """Tell whether a process is a task of the script; srun may spell out where its program is."""
     return len(argv) > 2 and Path(argv[0]).name == "sh" and argv[1] == "-c" and "~/go" in argv[2]
 
 

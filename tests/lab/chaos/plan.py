@@ -144,17 +144,14 @@ class Plan:
 
     @property
     def is_timed_out(self) -> bool:
-        """Whether the job may run into its time limit."""
         return any(each.deed is Deed.TIME_LIMIT for each in self.troubles)
 
     @property
     def loses_a_node(self) -> bool:
-        """Whether a node may be lost."""
         return any(each.deed is Deed.LOSE_NODE for each in self.troubles)
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What the job is submitted with."""
         spares = (f"--spares={self.spares}",) if self.spares else ()
         nodes = f"{self.least}-{self.nodes}" if self.least < self.nodes else str(self.nodes)
         return (f"--nodes={nodes}", *spares, *self.options)
