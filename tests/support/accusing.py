@@ -86,7 +86,6 @@ class Story:
     def ended(
         self, job: int = JOB, uid: int = UID, restarts: str | None = "0", **more: str
     ) -> bool:
-        """Run the epilog of a job."""
         self.node.now_s += 60
         self.node.more = self.more
         extra = {"SLURM_CLUSTER_NAME": "lab", **more}

@@ -15,15 +15,12 @@ COMMAND = (sys.executable, "-m", "slurm_health")
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended."""
-
     code: int
     stdout: str
     stderr: str
 
 
 def slurm_health(*words: str, environ: Mapping[str, str] | None = None) -> Done:
-    """Run a command to its end."""
     done = subprocess.run(
         [*COMMAND, *words],
         env={**os.environ, **(environ or {})},
@@ -56,13 +53,11 @@ def start(
 
 
 def finish(process: subprocess.Popen[str]) -> Done:
-    """Wait for the end of a command."""
     stdout, stderr = process.communicate(timeout=DEADLINE_S)
     return Done(code=process.returncode, stdout=stdout, stderr=stderr)
 
 
 def one_line(text: str) -> str:
-    """Return a text that must be one line."""
     lines = text.splitlines()
     assert len(lines) == 1, text
     return lines[0]

@@ -68,7 +68,6 @@ class Desk:
 
     @property
     def text(self) -> bytes:
-        """What sbatch was given as the script."""
         return self._recorded("script")
 
     @property
@@ -89,12 +88,10 @@ def inside(text: bytes) -> bytes:
 
 
 def launcher_words(text: bytes) -> list[str]:
-    """Return the words with which a launcher calls the supervisor."""
     words = text.split(b"supervise", 1)[1].split(b" -- ", 1)[0].replace(b"\\\n", b" ")
     return [word for word in shlex.split(os.fsdecode(words)) if word.startswith("--")]
 
 
 def launcher_spec(text: bytes) -> JobSpec:
-    """Return what a launcher asks for."""
     (spec,) = (word for word in launcher_words(text) if word.startswith("--spec="))
     return from_json(spec.removeprefix("--spec="), JobSpec)

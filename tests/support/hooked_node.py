@@ -170,7 +170,6 @@ def node(tmp_path: Path, slurm: HookedSlurm, shared: Path) -> Node:
 
 @pytest.fixture
 def rack(tmp_path: Path, slurm: HookedSlurm, shared: Path) -> list[Node]:
-    """All twenty nodes of the cluster."""
     return [Node(tmp_path, f"n{number}", slurm, shared) for number in range(1, 21)]
 
 

@@ -62,12 +62,10 @@ class HookedSlurm:
             self.cluster.change_node(name, state=state, reason=reason, partition="gpu")
 
     def below(self, **leaves: str) -> None:
-        """Connect nodes to leaf switches."""
         lines = [f"SwitchName={leaf} Level=0 Nodes={nodes}" for leaf, nodes in leaves.items()]
         self.cluster.set(topology="\n".join(lines))
 
     def nodes(self) -> dict[str, tuple[str, str]]:
-        """Return state and reason of every node."""
         nodes = json.loads((self.directory / "cluster/nodes.json").read_text())
         return {name: (node["state"], node["reason"]) for name, node in nodes.items()}
 
@@ -77,7 +75,6 @@ class HookedSlurm:
         path.write_text(shell) if shell else path.unlink(missing_ok=True)
 
     def started(self, start_s: int) -> None:
-        """Set when the job started."""
         (self.directory / "start").write_text(f"{start_s}\n")
 
     def calls(self) -> list[str]:

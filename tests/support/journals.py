@@ -74,7 +74,6 @@ class RunJournal:
         journal.Writer(self.directory, writer, self.clock).append(*records)
 
     def master(self, *records: Record, after_s: float = 0.0) -> None:
-        """Let the master append records."""
         self.write(journal.MASTER, *records, after_s=after_s)
 
     def start(
@@ -160,7 +159,6 @@ class RunJournal:
             self.write(node, *samples, reported)
 
     def end_round(self, index: int, *, after_s: float = 1.0) -> None:
-        """Let the master end a round."""
         self.master(RoundEnded(round=index), after_s=after_s)
 
     def judge(
@@ -179,7 +177,6 @@ class RunJournal:
         )
 
     def finish(self, disposition: str, *, exit_code: int = 0, reason: str = "") -> None:
-        """Let the master end the check."""
         self.master(
             JobOutcome(disposition=Disposition(disposition), exit_code=exit_code, reason=reason)
         )
@@ -209,7 +206,6 @@ class RunJournal:
 
 
 def sampled(node: str, index: int, group: Sequence[str], probe: str, elapsed_ms: float) -> Sampled:
-    """Return a sample of one rank a node, each of whose iterations took `elapsed_ms`."""
     return Sampled(
         node=node,
         round=index,

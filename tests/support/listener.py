@@ -22,7 +22,6 @@ class Listener:
 
     @property
     def received(self) -> list[dict[str, Any]]:
-        """Each request: `path` and `body`."""
         path = self._directory / "received"
         lines = path.read_text().splitlines() if path.exists() else []
         return [json.loads(line) for line in lines]

@@ -70,7 +70,6 @@ class Bench:
         return [self.hears(rank, "done") for rank in range(len(self.workers))]
 
     def begin(self, *probes: dict[str, str], **groups: str) -> None:
-        """Begin a round."""
         size = len(self.workers)
         for events in self.events:
             events.clear()

@@ -22,7 +22,6 @@ def repaired(node: Node, steps: str, more: str = "", first: str = "reboot") -> N
 
 
 def again(node: Node, seconds: float = 300) -> str:
-    """Run the next health check; return its log."""
     node.now_s += seconds
     node.healthcheck()
     return node.said

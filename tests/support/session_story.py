@@ -97,7 +97,6 @@ class Story:
         return self.controller.next_step(self.now_s)
 
     def waits(self, at_s: float | None = None) -> Wait:
-        """Expect the next step to be a wait."""
         step = self.next(at_s)
         assert isinstance(step, Wait), step
         return step

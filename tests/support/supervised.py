@@ -89,7 +89,6 @@ class Bench:
         return run
 
     def master(self, body: str) -> None:
-        """Have the master be this shell script."""
         write_executable(self.directory / "master", f"#!/bin/bash\n{body}")
 
     def after_failure(self, *answers: Mapping[str, object]) -> None:
@@ -199,12 +198,10 @@ class Bench:
         return process
 
     def finish(self, process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
-        """Wait for the end; return code, standard output and standard error."""
         code = process.wait(timeout=DEADLINE_S)
         return code, self.stdout.read_bytes(), self.stderr.read_bytes()
 
     def lines(self) -> list[str]:
-        """Return what the script has written to its log so far."""
         return self.log.read_text().split() if self.log.exists() else []
 
     def wait_for(self, line: str) -> None:

@@ -26,12 +26,12 @@ from slurm_health.records.records import (
     NodeReported,
     Record,
     RoundStarted,
-    RunStarted,
     Sampled,
     WorkersFailed,
     WorkersStarting,
 )
 from slurm_health.records.verdict import Outcome
+from tests.support.journals import run_started
 from tests.support.session_story import QUICK, CountingLocalizer, ready, started
 
 STRANGER = "stranger"
@@ -89,26 +89,13 @@ class World:
         return controller
 
     def play(self) -> Controller:
-        """Run to the verdict."""
-        self._master_says(
-            RunStarted(
-                run_id="r",
-                job_id=1,
-                attempt=0,
-                cluster="c",
-                partition="",
-                nodes=list(self.nodes),
-                master_node=self.nodes[0],
-                user="u",
-            )
-        )
+        self._master_says(run_started(self.nodes))
         while not self._step():
             self.steps += 1
             assert self.steps < STEPS, f"no end after {STEPS} steps at {self.now_s} s"
         return self.controller
 
     def _step(self) -> bool:
-        """Take the next step; tell whether there was none."""
         step = self.controller.next_step(self.now_s)
         if isinstance(step, Wait):
             assert step.until_s > self.now_s, f"waits for the past: {step.reason}"
