@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,13 +24,13 @@ from typing import Any
 import pytest
 
 from tests.lab import Lab
-from tests.lab.commands import ask_argv
+from tests.lab.inside import ask_argv
 from tests.support import installations
+from tests.support.supervised import write_executable
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(3600)]
 
-HERE = Path(__file__).parent
-ROLE = HERE.parents[1] / "distribution/ansible"
+ROLE = Path(__file__).parents[2] / "distribution/ansible"
 NODES = 20
 BY_WHEEL = ("n1", "n3", "n7", "n19", "n20")
 INTERPRETER = {"ansible_python_interpreter": "/usr/bin/python3", "ansible_become": False}
@@ -78,7 +79,8 @@ class Cluster:
         inventory.write_text(json.dumps(self._inventory()))
         environ = {
             **os.environ,
-            "ANSIBLE_CONNECTION_PLUGINS": str(HERE / "ansible_connection"),
+            "ANSIBLE_SSH_ARGS": "",
+            "ANSIBLE_SSH_TRANSFER_METHOD": "piped",
             "ANSIBLE_PIPELINING": "1",
             "ANSIBLE_FORKS": "4",
             "ANSIBLE_HOME": str(self.directory / "ansible"),
@@ -95,9 +97,7 @@ class Cluster:
 
     def _inventory(self) -> dict[str, Any]:
         def host(node: str | None) -> dict[str, Any]:
-            # Some 1,000 commands are run: the way in that starts no interpreter for each.
-            argv = ask_argv(["/bin/sh", "-c"], pid=self.lab.pid(node))
-            way_in = {"ansible_connection": "lab", "lab_argv": json.dumps(argv)}
+            way_in = {"ansible_ssh_executable": str(self._way_in(node))}
             return way_in if node in BY_WHEEL else way_in | by_package
 
         home = str(self.package.command.parents[1])
@@ -109,11 +109,19 @@ class Cluster:
             "all": {"vars": {**INTERPRETER, **self.settings}},
         }
 
+    def _way_in(self, node: str | None) -> Path:
+        """Return what runs the last of its arguments on a node, as ssh does.
+
+        Some 1,000 commands are run: none of them starts an interpreter for it.
+        """
+        argv = ask_argv(["/bin/sh", "-c"], pid=self.lab.pid(node))
+        text = f'#!/bin/sh\nfor command; do :; done\nexec {shlex.join(argv)} "$command"\n'
+        return write_executable(self.directory / f"ssh-{node}", text)
+
     def on(self, node: str, *argv: str) -> str:
         return self.lab.run(list(argv), node=node, check=False).stdout
 
     def settled(self, name: str) -> str:
-        """Return what slurmctld runs with."""
         lines = self.lab.run(["scontrol", "show", "config"]).stdout.splitlines()
         return next(line.partition("=")[2].strip() for line in lines if line.startswith(f"{name} "))
 
@@ -215,12 +223,10 @@ def test_from_nothing_to_an_armed_check_and_back_to_nothing(cluster: Cluster) ->
 
 
 def newer(cluster: Cluster, node: str) -> str:
-    """Say where the newer wheel is on a node, if it is."""
     return cluster.on(node, "sh", "-c", f"find {HOME} -name newer.txt").strip()
 
 
 def health_check(cluster: Cluster, node: str) -> None:
-    """Let a node check itself, as slurmd does."""
     command = [f"{ETC}/prolog/slurm-health-healthcheck"]
     cluster.lab.run(command, node=node, env={"SLURMD_NODENAME": node})
 
