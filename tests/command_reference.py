@@ -25,7 +25,6 @@ What each command says with `--help`. bash completes them after
 
 
 def page() -> str:
-    """Return the page."""
     return "\n".join([_BEGINNING, *_sections((), commands)])
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import copy
 import hashlib
 import json
 import os
@@ -75,61 +74,41 @@ class Mutant:
 
 
 def mutants() -> Iterator[Mutant]:
-    """Yield every change of every module."""
     for area in AREAS:
         home = ROOT / "slurm_health" / area
         for path in [home] if home.is_file() else sorted(home.glob("*.py")):
-            source = path.read_text()
-            lines = source.encode().splitlines(keepends=True)
-            begins = [0]
-            for line in lines:
-                begins.append(begins[-1] + len(line))
-            for node in _outside_texts(ast.parse(source)):
-                for changed in _changes(node):
-                    assert isinstance(node, ast.expr)
-                    assert node.end_lineno is not None
-                    assert node.end_col_offset is not None
-                    begin = begins[node.lineno - 1] + node.col_offset
-                    end = begins[node.end_lineno - 1] + node.end_col_offset
-                    new = ast.unparse(changed)
-                    new = new if isinstance(changed, ast.Constant) else f"({new})"
-                    raw = source.encode()
+            tree = ast.parse(path.read_text())
+            for node in ast.walk(tree):
+                old = ast.unparse(node)
+                for _ in _changes(node):
                     yield Mutant(
                         path=str(path.relative_to(ROOT)),
-                        line=node.lineno,
-                        old=raw[begin:end].decode(),
-                        new=new,
-                        text=(raw[:begin] + new.encode() + raw[end:]).decode(),
+                        line=getattr(node, "lineno", 0),
+                        old=old,
+                        new=ast.unparse(node),
+                        text=ast.unparse(tree),
                         area=area,
                     )
 
 
-def _outside_texts(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield all nodes but those within an f-string, whose places Python 3.11 does not tell."""
-    yield node
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.JoinedStr):
-            yield from _outside_texts(child)
-
-
-def _changes(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield what an expression is changed to."""
-    changed = copy.deepcopy(node)
-    match changed:
+def _changes(node: ast.AST) -> Iterator[None]:
+    """Change an expression, and undo that once the change was used."""
+    before = dict(vars(node))
+    match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-            changed.value = number + 1 if isinstance(number, int) else 2 * number or 1.0
-            yield changed
+            node.value = number + 1 if isinstance(number, int) else 2 * number or 1.0
         case ast.Compare(ops=[operator]):
-            changed.ops = [_SWAPPED[type(operator)]()]
-            yield changed
+            node.ops = [_SWAPPED[type(operator)]()]
         case ast.BoolOp(op=operation):
-            changed.op = ast.Or() if isinstance(operation, ast.And) else ast.And()
-            yield changed
+            node.op = ast.Or() if isinstance(operation, ast.And) else ast.And()
         case ast.BinOp(op=arithmetic) if type(arithmetic) in _SWAPPED:
-            changed.op = _SWAPPED[type(arithmetic)]()
-            yield changed
+            node.op = _SWAPPED[type(arithmetic)]()
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            yield operand
+            node.operand = ast.UnaryOp(ast.Not(), operand)
+        case _:
+            return
+    yield
+    vars(node).update(before)
 
 
 def outcome(mutant: Mutant, home: Path) -> str:
@@ -163,7 +142,6 @@ def tested(area: str, home: Path, **variables: str) -> int:
 
 
 def main() -> int:
-    """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0, help="how long (default: 60)")
     parser.add_argument("--only", default="", help="modules whose path contains this")

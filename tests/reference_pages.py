@@ -65,7 +65,6 @@ def _part(name: str) -> str:
 
 
 def _settings(kind: type[msgspec.Struct]) -> Iterator[str]:
-    """Yield the table of a struct's fields."""
     above = comments(kind)
     yield "| key | type | default | meaning |"
     yield "|---|---|---|---|"
@@ -161,7 +160,6 @@ def _default(field: msgspec.inspect.Field) -> str:
 
 
 def _checks() -> Iterator[str]:
-    """Yield a section for each check."""
     for name in BUILT_IN:
         check = check_type(name)
         yield f"## {name}"
@@ -182,7 +180,6 @@ def _words(status: Status) -> str:
 
 
 def _kernel_lines() -> Iterator[str]:
-    """Yield the table of the errors that `explain` knows."""
     verdicts = {Status.PASS: _NONE, Status.WARN: "warning", Status.NODE_FAULT: "node fault"}
     rows: dict[tuple[str, str, str], list[str]] = {}
     for error in kernel_lines.all_errors():
@@ -203,7 +200,6 @@ def _short(names: list[str]) -> str:
 
 
 def _causes() -> Iterator[str]:
-    """Yield the table of the causes that words lead to."""
     rows = (
         *words.EXCEPTIONS,
         *words_of_launchers.MISTAKES,
@@ -226,7 +222,6 @@ def _causes() -> Iterator[str]:
 
 
 def _records() -> Iterator[str]:
-    """Yield the table of the kinds of records of a journal."""
     yield "| kind | fields | meaning |"
     yield "|---|---|---|"
     for kind in KINDS:
@@ -236,7 +231,6 @@ def _records() -> Iterator[str]:
 
 
 def _slurm_drains() -> Iterator[str]:
-    """Yield a section for each of Slurm's own reasons."""
     for row in (*slurm_reasons.REASONS, slurm_reasons.COMPLETING):
         yield f"## {row.name}"
         yield ""
@@ -252,7 +246,6 @@ def _slurm_drains() -> Iterator[str]:
 
 
 def _exit_codes() -> Iterator[str]:
-    """Yield the table of the exit codes."""
     yield "| code | name |"
     yield "|---|---|"
     for code in ExitCode:

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.cli.test_history import LONG_AGO, called, write_lemon
-from tests.support.command_line import slurm_health
 
 
 def test_it_prints_the_standing_of_every_node(tmp_path: Path) -> None:
@@ -42,11 +40,6 @@ def test_the_file_is_replaced_whole(tmp_path: Path) -> None:
 
     assert path.read_text().startswith("# HELP ")
     assert [each.name for each in path.parent.iterdir()] == [path.name]
-
-
-def test_the_dashboard_is_printed() -> None:
-    shown = slurm_health("templates", "dashboard").stdout
-    assert json.loads(shown)["title"] == "slurm-health"
 
 
 @pytest.mark.parametrize("path", ["/nowhere/at/all.prom", "/proc/x.prom"])
