@@ -84,7 +84,7 @@ def test_a_hang_on_the_batch_host_in_the_middle_of_a_check_lets_the_script_run_u
         eventually(site, lambda: "ran on" in site.lab.job_output(job), "the script", waited_s)
     assert site.ended(job)["JobState"] == "COMPLETED"
     said = site.lab.job_output(job)
-    assert f"start 1 of 2 of the check: it hangs: nothing heard for {SILENCE_S:g} s" in said
+    assert f"start 1 of 2 of the check: it hangs: no output for {SILENCE_S:g} s" in said
     assert "its filesystem did not answer within 60 s" in said
     assert "ran on n[1-4]" in said
     site.assert_nothing_left()
