@@ -48,7 +48,7 @@ def ends_to_leave(
     open_paths = [
         path
         for path in verdict.paths
-        if path.level in levels and len(path.ends) > 1 and {*path.ends} <= {*names} - {*left}
+        if path.level in levels and {*path.ends} <= {*names} - {*left}
     ]
     slowdowns = {node.node: node.slowdown for node in verdict.nodes}
 
