@@ -12,8 +12,8 @@ from msgspec import structs
 
 from slurm_health.preflight.decide import check_again as again
 from slurm_health.preflight.decide import unchecked as not_checked
+from slurm_health.preflight.decide.decide import Decision, decide_unasked, exit_code, unwanted
 from slurm_health.preflight.decide.decide import decide as decided_for
-from slurm_health.preflight.decide.decide import decide_unasked, exit_code, unwanted
 from slurm_health.preflight.decide.facts import JobFacts
 from slurm_health.preflight.decide.paths import ends_to_leave, one_of_a_lone_pair
 from slurm_health.preflight.decide.policy import OnStraggler, OnUnchecked, Policy
@@ -110,13 +110,14 @@ def decide() -> Iterator[tuple[str, object]]:
         verdict = verdict_of(levels)
         yield f"{levels}, {asked}: exit code", int(exit_code(verdict))
         for known, facts in FACTS.items():
-            yield f"{levels}, {asked}: {known}", _decided(verdict, policy, facts)
+            yield f"{levels}, {asked}: {known}", shown(decided_for(verdict, policy, facts))
     for asked, requeues in product(("usual", "report"), range(4)):
         facts = replace(USUAL, requeues=requeues)
         key = f"a pair in doubt, {asked}: {requeues} requeues"
-        yield key, _decided(verdict_of("ii"), POLICIES[asked], facts)
+        yield key, shown(decided_for(verdict_of("ii"), POLICIES[asked], facts))
     for (name, links), asked in product(LINKS.items(), ("usual", "report", "3 wanted")):
-        yield f"{name}, {asked}", _decided(verdict_of("hhhh", *links), POLICIES[asked], USUAL)
+        decision = decided_for(verdict_of("hhhh", *links), POLICIES[asked], USUAL)
+        yield f"{name}, {asked}", shown(decision)
     for levels, (asked, policy) in product(SCENES, POLICIES.items()):
         verdict = verdict_of(levels)
         avoid = unwanted(verdict, policy, batch_node="n1")
@@ -124,9 +125,8 @@ def decide() -> Iterator[tuple[str, object]]:
         yield f"{levels}, {asked}: Slurm does not answer", _ended(outcome)
 
 
-def _decided(verdict: VerdictReached, policy: Policy, facts: JobFacts) -> str:
+def shown(decision: Decision) -> str:
     """Return a decision as words: what is drained, who stays, who goes, how it ends."""
-    decision = decided_for(verdict, policy, facts)
     words = [f"drain {drain.node} {drain.component}" for drain in decision.drain]
     if decision.left_alone[0]:
         words.append(f"leave alone {','.join(decision.left_alone[0])}")

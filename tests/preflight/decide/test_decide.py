@@ -2,23 +2,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from slurm_health.preflight.decide.decide import (
-    Decision,
-    Drain,
     decide,
     decide_unasked,
     exit_code,
     unwanted,
 )
 from slurm_health.preflight.decide.facts import JobFacts, requeue_obstacle
-from slurm_health.preflight.decide.policy import OnStraggler, OnUnchecked, Policy
-from slurm_health.records.errors import ExitCode
-from slurm_health.records.records import Disposition, JobOutcome, VerdictReached
+from slurm_health.preflight.decide.policy import OnStraggler, Policy
+from slurm_health.records.records import Disposition, VerdictReached
 from slurm_health.records.verdict import (
     Level,
     LinkVerdict,
@@ -26,8 +26,8 @@ from slurm_health.records.verdict import (
     StorageBlame,
     StorageVerdict,
 )
+from tests.frozen.deciding import shown, verdict_of
 from tests.strategies import verdicts
-from tests.support.situations import MANY, job_facts
 
 POLICIES = st.builds(
     Policy,
@@ -58,20 +58,8 @@ def facts_of(draw: st.DrawFn, verdict: VerdictReached) -> JobFacts:
     )
 
 
-def verdict_of(**levels: Level) -> VerdictReached:
-    return VerdictReached(
-        nodes=[
-            NodeVerdict(node=node, level=level, component="network", reason="no allgather")
-            for node, level in levels.items()
-        ]
-    )
-
-
 def names_at(verdict: VerdictReached, level: Level) -> set[str]:
     return {node.node for node in verdict.nodes if node.level is level}
-
-
-ONE_FAULTY = verdict_of(n1=Level.HEALTHY, n2=Level.FAULTY, n3=Level.HEALTHY)
 
 
 @given(st.data())
@@ -125,7 +113,9 @@ def test_what_is_decided_never_breaks_a_promise(data: st.DataObject) -> None:
 def test_slow_nodes_alone_never_put_a_job_where_it_waits(data: st.DataObject) -> None:
     names = data.draw(st.lists(st.sampled_from("abcdef"), unique=True, min_size=1))
     levels = st.sampled_from([Level.HEALTHY, Level.SLOW])
-    verdict = verdict_of(**{name: data.draw(levels) for name in names})
+    verdict = VerdictReached(
+        nodes=[NodeVerdict(node=name, level=data.draw(levels)) for name in names]
+    )
     known = replace(data.draw(facts_of(verdict)), free=0, needed=len(names))
 
     outcome = decide(verdict, data.draw(POLICIES), known).outcome
@@ -133,204 +123,62 @@ def test_slow_nodes_alone_never_put_a_job_where_it_waits(data: st.DataObject) ->
     assert outcome.disposition is Disposition.PROCEED
 
 
-def test_a_faulty_node_is_drained_and_then_the_job_requeued_without_it() -> None:
-    assert decide(ONE_FAULTY, Policy(), job_facts()) == Decision(
-        drain=(Drain(node="n2", component="network", reason="network: no allgather"),),
-        outcome=JobOutcome(
-            disposition=Disposition.REQUEUE,
-            exit_code=ExitCode.BAD_NODES,
-            reason="n2: no allgather",
-        ),
-        leave=("n2",),
-    )
+class Case(msgspec.Struct, forbid_unknown_fields=True):
+    """A verdict on n1, n2, ..., a letter for each, and what is decided and said of it."""
+
+    nodes: str
+    is_: str = msgspec.field(name="is")
+    says: list[str]
+    links: list[tuple[str, str, Level, float]] = []
+    component: str = ""
+    storage: list[StorageBlame] = []
+    uplinks: list[str] = []
+    policy: dict[str, object] = {}
+    facts: dict[str, object] = {}
+
+    def verdict(self) -> VerdictReached:
+        found = verdict_of(self.nodes, *self.links)
+        nodes = [structs.replace(n, component=self.component or n.component) for n in found.nodes]
+        uplinks = [
+            LinkVerdict(ends=(end,), level=Level.SLOW, slowdown=1.82) for end in self.uplinks
+        ]
+        storage = [
+            StorageVerdict(path="/ckpt", blame=blame, level=Level.FAULTY, reason="/ckpt hangs")
+            for blame in self.storage
+        ]
+        return VerdictReached(nodes=nodes, paths=found.paths, leaves=uplinks, storage=storage)
 
 
-def test_too_many_bad_nodes_at_once_are_not_drained() -> None:
-    verdict = verdict_of(n1=Level.FAULTY, n2=Level.FAULTY, n3=Level.FAULTY, n4=Level.HEALTHY)
-
-    decision = decide(verdict, Policy(max_bad_share=0.5), job_facts())
-
-    assert decision.drain == ()
-    assert decision.left_alone == (
-        ("n1", "n2", "n3"),
-        "3 of 4 nodes bad at once: probably a fabric or software problem",
-    )
-
-
-# --- slow nodes ----------------------------------------------------------------------------------
-
-SLOW = verdict_of(n1=Level.HEALTHY, n2=Level.SLOW, n3=Level.HEALTHY, n4=Level.HEALTHY)
-
-
-@pytest.mark.parametrize(
-    ("choice", "policy", "free", "expected"),
-    [
-        (OnStraggler.EXCLUDE, Policy(nodes_wanted=3, nodes_needed=3), 0, "proceed without n2"),
-        (OnStraggler.EXCLUDE, Policy(nodes_wanted=4, nodes_needed=3), 0, "proceed without n2"),
-        (OnStraggler.EXCLUDE, Policy(), MANY, "requeue without n2"),
-        (OnStraggler.EXCLUDE, Policy(), 0, "proceed"),
-        (OnStraggler.REPORT, Policy(nodes_wanted=3, nodes_needed=3), MANY, "proceed without n2"),
-        (OnStraggler.REPORT, Policy(nodes_wanted=4, nodes_needed=3), MANY, "proceed"),
-        (OnStraggler.REPORT, Policy(), MANY, "proceed"),
-    ],
+CASES = msgspec.json.decode(
+    (Path(__file__).parents[2] / "data" / "decisions.json").read_bytes(), type=dict[str, Case]
 )
-def test_a_slow_node_causes_what_the_table_of_the_documentation_says(
-    choice: OnStraggler, policy: Policy, free: int, expected: str
-) -> None:
-    """The table is in docs/howto/what-happens-to-my-job.md."""
-    decision = decide(SLOW, replace(policy, on_straggler=choice), job_facts(free=free))
-
-    left = ",".join([*decision.leave, *decision.drop[0]])
-    shown = f"{decision.outcome.disposition}{f' without {left}' if left else ''}"
-    assert (shown, decision.drain) == (expected, ())
+USUAL = {"job_id": 12, "batch_node": "n1", "partition": "main", "needed": 4, "free": 1000}
 
 
-def test_a_job_of_a_user_who_asked_for_no_check_runs_on_the_bad_node_that_it_names() -> None:
-    known = job_facts(named=frozenset({"n2"}))
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_what_is_decided_is_said_with_its_reason(case: Case) -> None:
+    """The slow ones are a table in docs/howto/what-happens-to-my-job.md."""
+    verdict = case.verdict()
+    facts = msgspec.convert({**USUAL, "may_drain": True, **case.facts}, JobFacts)
 
-    outcome = decide(ONE_FAULTY, Policy(stops=False), known).outcome
+    decision = decide(verdict, msgspec.convert(case.policy, Policy), facts)
 
-    assert outcome.disposition is Disposition.PROCEED
-    assert "it asks for n2 by name (--nodelist); starting anyway" in outcome.reason
+    drains = [drain.reason for drain in decision.drain]
+    said = "\n".join([decision.left_alone[1], decision.drop[1], *drains, decision.outcome.reason])
+    assert shown(decision) == case.is_
+    assert [words for words in case.says if words not in f"{said}$"] == []
 
 
 @pytest.mark.parametrize(
-    ("known", "why"),
-    [
-        (job_facts(free=0), "it would have to wait for 1 other node: none is free"),
-        (job_facts(free=1, needed=5), "it would have to wait for 2 other nodes: only 1 free"),
-        (job_facts(free=None), "Slurm was not asked for other nodes"),
-        (job_facts(unusable={"n3": "draining"}), "to wait for nodes: n3 is draining"),
-        (job_facts(requeues=3), "the limit is 3"),
-        (job_facts(no_requeue="it is not a batch job"), "it is not a batch job"),
-        (job_facts(named=frozenset({"n2"})), "by name (--nodelist)"),
-        (job_facts(candidates=frozenset({"n1", "n2", "n3"}), needed=3), "has 2 nodes without n2"),
-    ],
-)
-def test_a_job_that_cannot_leave_a_slow_node_at_once_runs_on_it_and_says_what_that_costs(
-    known: JobFacts, why: str
-) -> None:
-    healthy = [NodeVerdict(node=node, level=Level.HEALTHY) for node in ("n1", "n3", "n4")]
-    slow = NodeVerdict(
-        node="n2",
-        level=Level.SLOW,
-        slowdown=2.14,
-        component="network",
-        reason="allgather slow with n1 (12 ms, healthy pairs 5.6 ms)",
-    )
-
-    outcome = decide(VerdictReached(nodes=[*healthy, slow]), Policy(), known).outcome
-
-    assert outcome.disposition is Disposition.PROCEED
-    assert outcome.reason.startswith("n2: allgather slow with n1 (12 ms, healthy pairs 5.6 ms); ")
-    assert why in outcome.reason
-    assert outcome.reason.endswith(
-        "continuing with n2 anyway: each step may take up to 2.1 times as long (network)"
-    )
-
-
-# --- what ends a job -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("candidates", "needed", "said"),
-    [
-        (frozenset({"n1", "n2", "n3"}), 3, "--exclude=n2, on 2 nodes at most (--nodes=2)"),
-        (frozenset({"n1", "n2", "n3", "n4"}), 3, "--exclude=n2"),  # n1, n3 and n4 are enough
-        (None, 3, "--exclude=n2"),  # it is unknown which nodes there are
-    ],
-)
-def test_a_job_that_stops_is_told_to_ask_for_no_more_nodes_than_there_are(
-    candidates: frozenset[str] | None, needed: int, said: str
-) -> None:
-    known = job_facts(candidates=candidates, needed=needed, requeues=3)
-
-    outcome = decide(ONE_FAULTY, Policy(), known).outcome
-
-    assert outcome.disposition is Disposition.STOP
-    assert outcome.reason.endswith(f"submit the job again with {said}")
-
-
-def test_a_job_that_asks_for_its_bad_node_by_name_is_told_to_ask_for_it_no_more() -> None:
-    known = job_facts(named=frozenset({"n1", "n2"}))
-
-    outcome = decide(ONE_FAULTY, Policy(), known).outcome
-
-    assert outcome.disposition is Disposition.STOP
-    assert outcome.reason.endswith("submit the job again without n2 in --nodelist")
-
-
-@pytest.mark.parametrize(
-    ("level", "expected"),
-    [
-        (Level.FAULTY, Disposition.STOP),
-        (Level.SLOW, Disposition.PROCEED),
-    ],
+    ("levels", "expected"), [("hf", Disposition.STOP), ("hs", Disposition.PROCEED)]
 )
 def test_if_slurm_cannot_be_asked_only_a_faulty_node_ends_a_job(
-    level: Level, expected: Disposition
+    levels: str, expected: Disposition
 ) -> None:
-    verdict = verdict_of(n1=Level.HEALTHY, n2=level)
+    verdict = verdict_of(levels)
     avoid = unwanted(verdict, Policy(), batch_node="n1")
 
     outcome = decide_unasked(verdict, avoid, "it does not answer")
 
     assert outcome.disposition is expected
     assert "it does not answer" in outcome.reason
-
-
-# --- fewer nodes ---------------------------------------------------------------------------------
-
-
-def test_a_job_that_may_not_give_nodes_back_leaves_a_faulty_one_by_a_requeue() -> None:
-    policy = Policy(nodes_wanted=2, nodes_needed=2, keep_spares=True)
-    refused = replace(job_facts(), cannot_drop="the DB index is being set")
-    stuck = replace(refused, no_requeue="no --requeue")
-
-    assert decide(ONE_FAULTY, policy, job_facts()).drop[0] == ("n2",)
-    moved = decide(ONE_FAULTY, policy, refused)
-    assert (moved.drop[0], moved.leave) == ((), ("n2",))
-    stopped = decide(ONE_FAULTY, policy, stuck).outcome
-    assert stopped.disposition is Disposition.STOP
-    assert "could not give nodes back: the DB index is being set; no --requeue" in stopped.reason
-
-
-@pytest.mark.parametrize("where", ["paths", "leaves"])
-def test_a_bad_link_is_a_finding_although_every_node_is_well(where: str) -> None:
-    link = [LinkVerdict(ends=("n1", "n2"), level=Level.SLOW, slowdown=1.82)]
-    verdict = VerdictReached(
-        nodes=[NodeVerdict(node="n1", level=Level.HEALTHY)],
-        paths=link if where == "paths" else [],
-        leaves=link if where == "leaves" else [],
-    )
-
-    assert exit_code(verdict) is ExitCode.BAD_NODES
-    outcome = decide(verdict, Policy(), job_facts()).outcome
-    assert outcome.disposition is Disposition.PROCEED
-    assert outcome.reason == (
-        "the connection n1-n2 is bad, no node is to blame: each step may take up to 1.82 times as"
-        " long (network)"
-    )
-
-
-@pytest.mark.parametrize(
-    ("blame", "choice", "disposition", "code"),
-    [
-        ("server", OnUnchecked.PROCEED, Disposition.PROCEED, ExitCode.INCONCLUSIVE),
-        ("server", OnUnchecked.STOP, Disposition.STOP, ExitCode.UNAVAILABLE),
-        ("user", OnUnchecked.STOP, Disposition.PROCEED, ExitCode.INCONCLUSIVE),
-        ("undecided", OnUnchecked.STOP, Disposition.PROCEED, ExitCode.INCONCLUSIVE),
-    ],
-)
-def test_storage_that_no_node_is_to_blame_for_stops_a_job_only_if_its_user_wants_that(
-    blame: str, choice: OnUnchecked, disposition: Disposition, code: ExitCode
-) -> None:
-    hung = StorageVerdict(
-        path="/ckpt", blame=StorageBlame(blame), level=Level.FAULTY, reason="/ckpt hangs"
-    )
-    well = verdict_of(n1=Level.HEALTHY, n2=Level.HEALTHY)
-    verdict = VerdictReached(nodes=well.nodes, storage=[hung])
-    decision = decide(verdict, Policy(on_unchecked=choice), JobFacts(job_id=1, batch_node="n1"))
-    assert (decision.outcome.disposition, decision.outcome.exit_code) == (disposition, code)
-    assert "all healthy; /ckpt hangs" in decision.outcome.reason
-    assert (decision.drain, decision.drop, decision.leave) == ((), ((), ""), ())

@@ -63,22 +63,11 @@ def test_a_long_reason_is_cut(reason: str) -> None:
     assert len(leaving_note("12", ["n3"], [], reason)) < 500
 
 
-def test_a_check_of_minutes_is_not_made_again_and_that_is_said() -> None:
-    found = check_again("thorough", 312.4, quick="network-check")
-
-    assert found.check == "network-check"
-    assert found.less == "thorough took 312 s before, and a restart waits 120 s at most"
-
-
-def test_a_check_without_a_verdict_is_not_tried_again() -> None:
-    found = check_again("standard", None)
-
-    assert (found.check, found.less) == ("quick", "standard came to no verdict before")
-
-
-@pytest.mark.parametrize(("took_s", "check"), [(120.0, "thorough"), (121.0, "quick")])
-def test_a_restart_waits_two_minutes_for_a_check_and_no_longer(took_s: float, check: str) -> None:
-    assert check_again("thorough", took_s).check == check
+def test_why_a_lesser_check_is_made_again_is_said() -> None:
+    assert check_again("standard", None).less == "standard came to no verdict before"
+    assert check_again("thorough", 312.4, quick="network-check").less == (
+        "thorough took 312 s before, and a restart waits 120 s at most"
+    )
 
 
 FOUND = Unchecked(reason="--python: torch: not found", remedy="correct that")
