@@ -110,36 +110,43 @@ def _diagnoses(observed: set[str]) -> Iterator[tuple[str, object]]:
     for line in DIAGNOSES.read_text().splitlines():
         case = json.loads(line)
         if case["observed"] in observed:
-            data = [_read(kind, told) for kind, told in case["data"]]
+            data = [read(kind, told) for kind, told in case["data"]]
             yield case["name"], _inferred(case["observed"], data)
 
 
-def _read(kind: str, told: Any) -> msgspec.Struct:
+def read(kind: str, told: Any) -> msgspec.Struct:
+    """Return an item of what was collected, as a line of a file has it."""
     if kind == "log":
         return read_output([(name, text) for name, text in told])
-    if kind == "TrainingLog":  # its lines of the system, as they stood in the output
-        lines = enumerate(told.get("notes", []))
+    if "notes" in told:  # its lines of the system, as they stood in the output
+        lines = enumerate(told["notes"])
         told["facts"] = [fact for order, line in lines for fact in facts_of(line, order)]
     return msgspec.convert(told, _KINDS[kind])
 
 
 def _inferred(observed: str, data: list[msgspec.Struct]) -> object:
+    return concluded(diagnosed(observed, data))
+
+
+def diagnosed(observed: str, data: list[msgspec.Struct]) -> Diagnosed | None:
+    """Return what is said of a failure, a hang or a pace by what was collected of it."""
     diagnostician: Diagnostician = HangDiagnostician()
     if observed != "hang":
         diagnostician = CauseDiagnostician(_OBSERVED[observed], OPERATORS)
-    return _concluded(diagnostician.diagnose(data_manager=DataManager(data)).diagnosed)
+    return diagnostician.diagnose(data_manager=DataManager(data)).diagnosed
 
 
-def _concluded(diagnosed: Diagnosed | None) -> object:
-    if diagnosed is None:
+def concluded(found: Diagnosed | None) -> object:
+    """Return what counts of a conclusion: the cause, whose it is, where, and who is accused."""
+    if found is None:
         return None
     return {
-        "cause": diagnosed.cause,
-        "whose": diagnosed.attribution,
-        "sureness": diagnosed.sureness,
-        "ranks": diagnosed.ranks,
-        "nodes": diagnosed.nodes,
-        "accused": diagnosed.accused,
+        "cause": found.cause,
+        "whose": found.attribution,
+        "sureness": found.sureness,
+        "ranks": found.ranks,
+        "nodes": found.nodes,
+        "accused": found.accused,
     }
 
 
@@ -177,16 +184,16 @@ def _monitor(reports: list[NodeReport], output: str) -> object:
         pulse.observe(report, 0.0)
     for number, line in enumerate(output.splitlines()):
         pulse.read("output.txt", f"{line}\n", float(number) / 10)
-    concluded: list[object] = []
+    found: list[object] = []
     for program in pulse.programs.values():
         standstill = pulse.judge(program, {r.node: r for r in reports}, _STALLED_S)
         if standstill.why_not:
-            concluded.append("no hang so far")
+            found.append("no hang so far")
             continue
         records = tuple(rank.flight for rank in standstill.ranks if rank.flight)
         flights = [FlightRecords(records=records)] if records else []
-        concluded.append(_inferred("hang", [standstill, *flights]))
-    return concluded
+        found.append(_inferred("hang", [standstill, *flights]))
+    return found
 
 
 def _check_of_gpus(path: Path) -> object:

@@ -5,27 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
 from slurm_health.heartbeat import UNKNOWN_REPLICA, place_in
-from slurm_health.records.script_records import Diagnosed, EventKind
-from slurm_health.training.diagnosis.diagnostician import CauseDiagnostician
-from slurm_health.training.diagnosis.operators import OPERATORS
+from slurm_health.records.script_records import EventKind
 from slurm_health.training.diagnosis.pace import (
     DATA,
     STAGES,
     PaceAnalysis,
     PaceFinding,
-    PathSpeed,
-    StepCost,
-    observe_pace,
     speeds_of,
 )
 from slurm_health.training.diagnosis.pulse import Pulse
 from slurm_health.training.diagnosis.samples import NodeReport, RankSample
-from slurm_health.training.framework import DataManager
 
 STAGE_COUNT, REPLICAS, NODES = 2, 4, 4
 EVEN_S, STEP_S = 0.5, 2.0
@@ -181,79 +174,6 @@ def test_ranks_that_start_again_are_compared_anew() -> None:
     ((window, _),) = Pipeline(own_s=slow, restarts=4).findings(windows=12)
 
     assert window == 9
-
-
-def diagnosed(finding: PaceFinding) -> Diagnosed:
-    diagnostician = CauseDiagnostician(observe_pace, OPERATORS)
-    cause = diagnostician.diagnose(data_manager=DataManager([finding])).diagnosed
-    assert cause is not None
-    assert cause.accused == []
-    return cause
-
-
-USUAL = {"own_ms": 500.0, "loading_ms": 5.0, "ran_ms": 200.0, "unserved_ms": 20.0}
-
-
-@pytest.mark.parametrize(
-    ("more", "cause", "words"),
-    [
-        ({"loading_ms": 300.0}, "slow-data-loader", "waits for its data loader"),
-        ({"unserved_ms": 330.0}, "no-processor", "others use its processors"),
-        ({"unserved_ms": 330.0, "throttled_ms": 320.0}, "no-processor", "a CPU limit holds it"),
-        ({"ran_ms": 480.0}, "computes-longer", "it computes for longer"),
-        ({}, "slower-rank", "waits for an unknown reason (its data, a device"),
-    ],
-)
-def test_what_takes_most_of_the_time_that_a_rank_has_over_the_others_is_why(
-    more: dict[str, float], cause: str, words: str
-) -> None:
-    finding = PaceFinding(
-        event=EventKind.STRAGGLER,
-        nodes=("n2",),
-        ranks=(1,),
-        cost=StepCost(**{**USUAL, "own_ms": 800.0, **more}),
-        usual=StepCost(**USUAL),
-    )
-    result = diagnosed(finding)
-
-    assert (result.cause, result.sureness) == (cause, "likely" if more else "possible")
-    assert words in result.description
-    assert result.evidence[0] == "by itself it takes 800 ms per step, 500 ms usual"
-    assert (result.nodes, result.ranks, bool(result.advice)) == (["n2"], [1], True)
-
-
-@pytest.mark.parametrize(
-    ("uneven", "words", "sureness"),
-    [
-        ({"name": STAGES, "roles": ("stage 3",)}, "stage 3 takes 1.60", "likely"),
-        ({"name": STAGES, "roles": ("a",), "one_node": True}, "its only node is slow", "possible"),
-        ({"name": STAGES, "ranks": (1, 2)}, "2 ranks take 1.60 times", "possible"),
-        ({"name": DATA}, "batches are uneven", "likely"),
-    ],
-)
-def test_what_is_uneven_accuses_no_rank_and_no_node(
-    uneven: dict[str, Any], words: str, sureness: str
-) -> None:
-    result = diagnosed(PaceFinding(event=EventKind.UNEVEN, ratio=1.6, **uneven))
-
-    assert words in result.description
-    assert (result.cause, result.sureness) == (uneven["name"], sureness)
-    assert (result.nodes, result.ranks) == ([], [])
-
-
-def test_the_node_where_all_slow_connections_meet_is_named() -> None:
-    speeds = (("n1", "n2", 2.4), ("n2", "n3", 2.5), ("n3", "n1", 800.0))
-    finding = PaceFinding(
-        event=EventKind.SLOWDOWN,
-        nodes=("n1", "n2", "n3"),
-        cost=StepCost(step_ms=2000.0, own_ms=400.0),
-        usual=StepCost(step_ms=500.0),
-        speeds=tuple(PathSpeed(node=n, peer=peer, mb_per_s=speed) for n, peer, speed in speeds),
-    )
-    result = diagnosed(finding)
-
-    assert (result.cause, result.sureness, result.nodes) == ("slow-network", "likely", ["n2"])
-    assert "n1 sends 2.4 MB/s to n2 while it sends" in result.evidence
 
 
 def test_speeds_are_of_what_was_sent_between_two_looks_to_nodes_of_the_job() -> None:

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 from slurm_health.records.script_records import Diagnosed
-from slurm_health.training.diagnosis.failed import of_surroundings
-from slurm_health.training.diagnosis.failure import JobAtFailure, what_follows
 from tests.support.ended_jobs import diagnosed_by_output
 
 BIND_TWICE = """
@@ -53,7 +51,6 @@ torch.nn.utils.clip_grad_norm_([w], 1.0, error_if_nonfinite=True)
 OTHER_DEVICE = "import torch\ntorch.nn.Linear(2, 2)(torch.ones(2, 2, device='meta'))"
 SEEK = "import os\nos.lseek(os.open(file, os.O_RDONLY), -1, os.SEEK_SET)"
 SIZES = ("0", "100", "5_000", "100_000")  # of which torch says different things
-NOBODY = 65534
 
 
 def ended(
@@ -109,21 +106,6 @@ def test_a_program_that_ends_by_an_exception_is_told_with_its_line(
     assert (found.cause, found.attribution) == (cause, attribution)
     assert where in found.description
     assert found.nodes == []
-
-
-@pytest.mark.root
-def test_a_file_that_the_user_may_not_read_is_told_as_that(public_path: Path) -> None:
-    closed = public_path / "data"
-    closed.write_text("")
-    closed.chmod(0)
-    found = told(*ended(public_path, f"open({str(closed)!r})", user=NOBODY))
-    assert (found.cause, found.attribution) == ("permission-denied", "user error")
-
-
-def test_of_several_nodes_one_may_lack_the_file_and_nothing_is_decided(tmp_path: Path) -> None:
-    found = told(*ended(tmp_path, "open('configs/base.yaml')"), nodes=("n1", "n2"))
-    assert (found.cause, found.attribution) == ("file-not-found", "undecided")
-    assert "whether this rank alone uses it" in found.advice
 
 
 @pytest.mark.slow
@@ -182,63 +164,3 @@ def test_what_a_real_shell_and_python_cannot_run_is_the_users_mistake(
 
     assert (found.attribution, found.sureness) == ("user error", "certain")
     assert quoted in found.description
-
-
-@pytest.mark.parametrize(
-    ("said", "shown"),
-    [
-        ("line 3: mpirun: command not found", "line 3: mpirun: command not found"),  # bash
-        ("3: mpirun: not found", "line 3: mpirun: not found"),  # dash
-    ],
-)
-@pytest.mark.parametrize("path", ["/tmp/slurm-health-2__pbe_o", "/var/spool/slurmd/job00012"])
-def test_a_mistake_in_the_script_is_told_by_its_line_and_not_by_the_path_of_a_copy(
-    path: str, said: str, shown: str
-) -> None:
-    words = f"{path}/slurm_script: {said}"
-
-    found = told(f"{words}\n", 127)
-
-    assert found.description.endswith(f" or may not be run: {shown}")
-    assert words in found.evidence
-
-
-def test_a_file_that_one_node_alone_lacks_is_not_decided_and_that_node_is_named() -> None:
-    no_file = "python: can't open file '/home/alice/trian.py': [Errno 2] No such file or directory"
-    text = f"{no_file}\nsrun: error: n2: task 1: Exited with exit code 2\n"
-    found = told(text, 2, ("n1", "n2"))
-
-    assert (found.attribution, found.nodes, found.accused) == ("undecided", ["n2"], [])
-    assert "check whether n2 has" in found.advice
-    job = JobAtFailure(batch_node="n1", nodes=("n1", "n2"), least=1)
-    assert what_follows(found, job).kind == "check"
-
-
-def test_beside_an_exception_neither_progress_nor_torchruns_summary_is_evidence() -> None:
-    text = (
-        "step 9\nstep 10\n[rank1]: Traceback (most recent call last):\n"
-        '[rank1]:   File "/home/alice/train.py", line 10, in <module>\n'
-        "[rank1]: RuntimeError: bad batch 17\n"
-        "train.py FAILED\nFailures:\n  <NO_OTHER_FAILURES>\n"
-        "Root Cause (first observed failure):\n[0]:\n  rank      : 1 (local_rank: 0)\n"
-    )
-    found = told(text, 1, ("n1", "n2"))
-
-    assert found.attribution == "undecided"
-    assert found.evidence == ["rank 1: RuntimeError: bad batch 17 (train.py:10)"]
-
-
-@pytest.mark.parametrize(
-    ("error", "is_one"),
-    [
-        ("RuntimeError: no key 'lr' in /home/rebecca/config.yaml", False),
-        ("ValueError: unbalanced quotation mark", False),
-        ("RuntimeError: uncorrectable ECC error", True),
-        ("OSError: [Errno 122] Disk quota exceeded", True),
-        ("RuntimeError: NVRM reports Xid 79", True),
-    ],
-)
-def test_what_machines_do_is_told_by_whole_words_and_not_by_parts_of_a_name(
-    error: str, is_one: bool
-) -> None:
-    assert of_surroundings(error) is is_one
