@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import random
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,6 +19,8 @@ from slurm_health.training.diagnosis.output_lines import (
     first_non_finite,
 )
 
+DATA = Path(__file__).parents[2] / "data"
+LINES = tomllib.loads((DATA / "lines.toml").read_text())
 READ_S = 20.0
 
 
@@ -65,16 +69,7 @@ def test_steps_are_seen_in_output_of_many_forms_and_that_they_stay_away(form: st
     assert age_s(lines, now_s) == pytest.approx(4 * READ_S)
 
 
-@pytest.mark.parametrize(
-    ("line", "names"),
-    [
-        ("Saving model checkpoint to out/checkpoint-500", True),
-        ("[rank0]: saved ckpt at step 500", True),
-        ("checkpoint ckpt/12.pt written in 3.1 s", True),
-        ("resumed from checkpoint out/checkpoint-500", False),
-        ("loading checkpoint shards: 50%", False),
-    ],
-)
+@pytest.mark.parametrize(("line", "names"), LINES["checkpoints"])
 def test_a_line_that_names_a_checkpoint_as_written_is_kept(line: str, names: bool) -> None:
     lines, now_s = read(["step 1\n", f"{line}\n", "step 2\n"])
 
@@ -161,15 +156,7 @@ def test_what_began_before_it_was_read_is_searched_backwards_to_its_first_line()
     assert first_non_finite(reversed(before)) == ""
 
 
-@pytest.mark.parametrize(
-    ("line", "step"),
-    [
-        (" iteration 20/ 900 | lm loss: NaN |", 20),
-        ("{'loss': nan, 'epoch': 0.01}", 0),
-        ("[global_step=512] loss nan", 512),
-        ("epoch 3 step: 7 loss nan", 7),
-    ],
-)
+@pytest.mark.parametrize(("line", "step"), LINES["steps"])
 def test_the_step_at_which_a_loss_is_lost_is_named_where_its_line_names_it(
     line: str, step: int
 ) -> None:
@@ -181,48 +168,16 @@ def losses_told(lines: Sequence[str]) -> list[NonFiniteLoss]:
     return [each for line in lines if (each := losses.take(line)) is not None]
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        ("step 0001 | loss = 27.0", "step 0002 | loss = nan", "step 0003 | loss = nan"),
-        ("{'loss': nan, 'epoch': 0.01}", "{'loss': nan, 'epoch': 0.02}"),
-        (" iteration 20/ 900 | lm loss: NaN |", " iteration 30/ 900 | lm loss: NaN |"),
-        ("epoch 3 train_loss=inf", "epoch 4 train_loss=nan"),
-        ("1: step 7 loss tensor(nan, device='cuda:0')", "0: step 8 loss tensor(nan)"),
-        ("1/9 [best_loss=1.2, loss=nan]", "2/9 [best_loss=1.2, loss=nan]"),
-        ("step 1 loss=nan, best_loss=1.2", "step 2 loss=nan, best_loss=1.2"),
-        ("step 1 lm loss: nan | aux_loss: 1.0", "step 2 lm loss: nan | aux_loss: 1.0"),
-        ("step 1 train/loss=nan, val_loss=2.3", "step 2 train/loss=nan, val_loss=2.3"),
-        ("step 1 took 3 min loss nan", "step 2 took 3 min loss nan"),
-        ("epoch 1 val_loss=nan", "epoch 2 val_loss=nan"),
-    ],
-)
+@pytest.mark.parametrize("lines", LINES["lost_losses"])
 def test_a_loss_that_is_no_number_at_two_steps_is_told_once_with_both_lines(
-    lines: tuple[str, ...],
+    lines: list[str],
 ) -> None:
     (loss,) = losses_told([*lines, *(f"step {step} loss nan" for step in range(90, 95))])
 
     assert (loss.first, loss.line) == (lines[-2].strip(), lines[-1].strip())
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        # One step, of which each rank tells.
-        [f"{rank}: step 7 loss nan" for rank in range(8)],
-        # A step that a loss scaler skips.
-        ["step 7 loss nan", "step 8 loss 2.1", "step 9 loss nan", "step 10 loss 2.0"],
-        ["Gradient overflow. loss = nan, skipping step"] * 5,
-        ["loss scale: 65536, step 1", "loss scale: inf, step 2", "loss scale: inf, step 3"],
-        ["step 1 loss 1e-30", "step 2 loss 0.0", "step 3 loss infeasible"],
-        ["nan values were replaced at step 4", "nan values were replaced at step 5"],
-        # Bars of tqdm sort what they show by its name.
-        [f"{n}/1000 [00:0{n}<01:28, best_loss=inf, loss=2.{n}]" for n in range(5)],
-        [f"step {n} | min val loss: inf | val_loss: inf | loss: 2.31" for n in range(5)],
-        [f"epoch {n} Prev. loss inf" for n in range(5)],
-        [f"step {n} aux_loss=nan, loss=2.31, val_loss=nan" for n in range(5)],
-    ],
-)
+@pytest.mark.parametrize("lines", LINES["losses"])
 def test_a_training_whose_loss_is_a_number_or_of_one_step_is_not_spoken_of(
     lines: list[str],
 ) -> None:

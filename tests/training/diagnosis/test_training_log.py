@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from slurm_health.records.script_records import Attribution
 from slurm_health.training.diagnosis.collected import TrainingLog
 from slurm_health.training.diagnosis.collectives import CollectiveState
 from slurm_health.training.diagnosis.output import read_output
@@ -13,6 +13,7 @@ from slurm_health.training.diagnosis.words import known
 from tests.support.ended_jobs import diagnosed_by_output
 
 DATA = Path(__file__).parents[2] / "data"
+LINES = tomllib.loads((DATA / "lines.toml").read_text())
 TRACEBACK = """\
 Traceback (most recent call last):
   File "/home/alice/train.py", line 7, in main
@@ -93,118 +94,25 @@ def test_a_report_of_a_group_within_the_training_numbers_other_ranks_and_accuses
     assert read(of_a_group).progress == ()
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks",
-        "slurmstepd: error: Detected 2 oom-kill event(s) in step 12.batch cgroup. Some of your",
-        "[2026-11-22T10:00:00.123] error: Detected 1 oom_kill event in StepId=12.batch.",
-        "slurmstepd: error: Exceeded job memory limit at some point.",
-        "srun: error: n3: task 2: Out Of Memory",
-        "srun: error: n[3-4]: tasks 2-3,7: Out Of Memory",
-        "Memory cgroup out of memory: Killed process 999 (python) total-vm:8kB",
-        "Memory cgroup out of memory: Kill process 999 (python) score 1 or sacrifice child",
-        "Out of memory (oom_kill_allocating_task): Killed process 999 (python)",
-        "python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0",
-        "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=step_0",
-    ],
-)
+@pytest.mark.parametrize("line", LINES["killed_for_memory"])
 def test_whole_phrases_of_slurm_and_the_kernel_tell_of_a_kill_for_memory(line: str) -> None:
     assert [fact.text for fact in read(line).facts] == [line]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "oom_kill 0",
-        "oom_kill 3",  # of whose cgroup, and since when, is not told
-        "slurmstepd: Detected 0 oom_kill events",
-        "guard against Out Of Memory: on",
-        "srun --oom-kill-step=1 python train.py",
-    ],
-)
+@pytest.mark.parametrize("line", LINES["not_killed"])
 def test_words_about_memory_that_nobody_was_killed_for_are_no_note(line: str) -> None:
     assert read(line).facts == ()
 
 
-UNDECIDED = Attribution.UNDECIDED
-KNOWN = [
-    ("OutOfMemoryError: CUDA out of memory. Tried to", "gpu-out-of-memory", Attribution.USER),
-    # No size: CUDA itself found none, which another program or a broken GPU may explain.
-    ("RuntimeError: CUDA error: out of memory", "gpu-out-of-memory", UNDECIDED),
-    (
-        "RuntimeError: expected mat1 and mat2 to have the same dtype, but got: float != half",
-        "wrong-type",
-        Attribution.USER,
-    ),
-    ("RuntimeError: mat1 and mat2 must have the same dtype", "wrong-type", Attribution.USER),
-    ("RuntimeError: mat1 and mat2 shapes cannot be", "wrong-shape", Attribution.USER),
-    ("RuntimeError: Found no NVIDIA driver on your system", "no-gpu", UNDECIDED),
-    *(
-        (f"RuntimeError: {words}", "driver-mismatch", UNDECIDED)
-        for words in (
-            "The NVIDIA driver on your system is too old (found version 11040)",
-            "CUDA error: CUDA driver version is insufficient for CUDA runtime",
-            "Error 804: forward compatibility was attempted on non supported HW",
-        )
-    ),
-    *(
-        (error, "not-a-number", None)
-        for error in (
-            "AssertionError: loss is nan.",
-            "AssertionError: loss is -inf",
-            "ValueError: found NaN/Inf in gradients",
-            "RuntimeError: Function 'MulBackward0' returned nan values in its 0th output.",
-            "ValueError: loss=nan, stopping",
-            "ValueError: a NaN-valued loss",
-            "RuntimeError: the total norm of gradients is non-finite",
-            "FloatingPointError: loss is tensor([nan, 1.0]) in /home/nan/train.py",
-        )
-    ),
-    ("RuntimeError: CUDA error 802", "gpu-fabric", None),
-    ("RuntimeError: CUDA error at b.cu:256 code=802(cudaErrorSystemNotReady)", "gpu-fabric", None),
-    (
-        "ValueError: Expected input batch_size (4) to match target batch_size (8).",
-        "wrong-shape",
-        None,
-    ),
-    ("OSError: [Errno 28] No space left on device: '/home/nan/a.pt'", "disk-full", None),
-    ("OSError: [Errno 5] Input/output error: '/data/inf/0.bin'", "filesystem-failed", None),
-    ("OSError: [Errno 30] Read-only file system: '/ckpt/0.pt'", "filesystem-failed", None),
-    ("TimeoutError: [Errno 110] Connection timed out: '/ckpt/0.pt'", "filesystem-failed", None),
-    ("OSError: [Errno 122] Disk quota exceeded: '/ckpt/0.pt'", "disk-full", None),
-]
-
-
-@pytest.mark.parametrize(("error", "name", "attribution"), KNOWN)
-def test_an_exception_is_known_by_its_words_whatever_stands_around_them(
-    error: str, name: str, attribution: Attribution | None
-) -> None:
+@pytest.mark.parametrize("row", LINES["known"], ids=str)
+def test_an_exception_is_known_by_its_words_whatever_stands_around_them(row: list[str]) -> None:
+    error, name, *blame = row
     found = known(error)
     assert found is not None
-    assert (found.name, attribution or found.blame) == (name, found.blame)
+    assert (found.name, blame or [found.blame]) == (name, [found.blame])
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        "FileNotFoundError: [Errno 2] No such file or directory: '/home/nan/data/train.bin'",
-        "FileNotFoundError: [Errno 2] No such file or directory: 'nan'",
-        "RuntimeError: cannot read /data/inf/train.bin",
-        "RuntimeError: cannot read data/nan.bin",
-        "ValueError: cannot reach nan-1:29500",
-        "ValueError: cannot reach nan:29500",
-        "ValueError: cannot reach inf.example.org",
-        "ModuleNotFoundError: No module named 'inf'",
-        "FileNotFoundError: [Errno 2] No such file or directory: '/tmp/OutOfMemoryError/log'",
-        "FileNotFoundError: [Errno 2] No such file or directory: '/data/bad_alloc.py'",
-        "FileNotFoundError: Expected a file with the size of each sample",
-        "ValueError: Expected a checkpoint in /home/alice/resized",
-        "RuntimeError: CUDA error: invalid argument at kernel.cu:802",
-        "RuntimeError: CUDA error: invalid argument (pid 18021)",
-        "ValueError: network resnet50 not found",
-    ],
-)
+@pytest.mark.parametrize("error", LINES["unknown"])
 def test_words_of_a_cause_in_the_name_of_something_else_tell_of_none(error: str) -> None:
     assert known(error) is None
 
