@@ -9,20 +9,14 @@ import random
 import numpy as np
 import pytest
 
-from slurm_health.preflight.localize import conviction
-from slurm_health.preflight.localize.evidence import Bearing, Fabric, RoundLedger, Sources, Trial
-from slurm_health.preflight.localize.findings import judge
 from slurm_health.preflight.localize.localizer import (
     GroupResult,
     Level,
     Localizer,
     Outcome,
 )
-from slurm_health.preflight.localize.metrics import MetricEvidence, population_of
-from slurm_health.preflight.localize.settings import DeviceKind, LocalizeSettings, settings_from
-from slurm_health.preflight.localize.slowness import Observations, Slowness
-from slurm_health.preflight.localize.stopping import next_request
-from slurm_health.records.probe_catalog import Metric
+from slurm_health.preflight.localize.metrics import population_of
+from slurm_health.preflight.localize.settings import DeviceKind, settings_from
 from slurm_health.records.verdict import Verdict
 
 DEVICES = 8
@@ -113,15 +107,6 @@ def test_the_floor_rises_with_what_devices_differ_by_for_good(
     assert made == pytest.approx(floor, rel=0.1, abs=0.01)
 
 
-def test_a_tenth_of_slow_devices_hardly_raises_the_floor() -> None:
-    rng = random.Random(0)
-    tests = [(rng.gauss(0.2 if device % 10 == 0 else 0.0, 0.02), device, number)
-             for number in range(4) for device in range(200)]  # fmt: skip
-    log_ms, devices, rounds = (np.array(column) for column in zip(*tests, strict=True))
-
-    assert population_of(log_ms, devices, rounds, 0.05).floor == pytest.approx(0.05, abs=0.005)
-
-
 @pytest.mark.parametrize(
     "deviations",
     [
@@ -137,81 +122,3 @@ def test_slow_devices_among_few_do_not_hide_themselves(deviations: list[float]) 
 
 
 _NODES, _ROUNDS = 8, 6
-_SPREAD = 0.05
-
-
-def _tested(victim_excess: list[float]) -> tuple[list[Trial], MetricEvidence, Sources]:
-    """Return rounds in which each node is tested alone, and only the first is slow."""
-    trials = [
-        Trial(
-            round_index=number // _NODES,
-            nodes=(number % _NODES,),
-            outcome=Outcome.MEASURED,
-            bearing=Bearing.PASSED,
-        )
-        for number in range(_NODES * _ROUNDS)
-    ]
-    count = len(trials)
-    table = np.arange(count).reshape(count, 1) % _NODES
-    excess = np.where(table[:, 0] == 0, np.repeat(victim_excess, _NODES), 0.0)
-    metric = MetricEvidence(
-        name=Metric(probe="matmul"),
-        shared=False,
-        floor=0.12,
-        spread=_SPREAD,
-        floors=np.full(count, 0.12),
-        data=Observations(
-            log_ms=excess,
-            sources=table,
-            kind=np.zeros(count, dtype=int),
-            nodes=_NODES,
-            variables=_NODES,
-            first_path=_NODES,
-        ),
-        trial=np.arange(count),
-        round=np.arange(count) // _NODES,
-        slowness=Slowness(
-            slow=np.array([1.0] + [0.0] * (_NODES - 1)),
-            effect=np.array([0.15] + [0.0] * (_NODES - 1)),
-            beyond=np.array([1.0] + [0.0] * (_NODES - 1)),
-            others=np.ones((count, 1)),
-            excess=excess,
-            baseline=np.zeros(1),
-            noise=0.01,
-        ),
-    )
-    return trials, metric, Sources(table=table, paths=(), nodes=_NODES, leaves=0)
-
-
-@pytest.mark.parametrize(
-    ("victim_excess", "convicted"),
-    [
-        ([0.15] * 6, []),  # three deviations of what devices differ by: one of eight may be there
-        ([0.15] * 4 + [0.35] * 2, []),  # two spikes prove no more
-        ([0.25] * 6, [0]),
-    ],
-)
-def test_a_spike_in_a_nodes_tests_makes_it_no_further_out_than_it_is(
-    victim_excess: list[float], convicted: list[int]
-) -> None:
-    trials, metric, sources = _tested(victim_excess)
-
-    found, _ = conviction.slow(trials, [metric], sources, {}, frozenset(), LocalizeSettings())
-
-    assert list(found) == convicted
-
-
-@pytest.mark.parametrize(("prior", "suspects"), [(0.04, set()), (0.06, {2}), (0.3, {2})])
-def test_a_history_that_speaks_against_a_node_makes_it_a_suspect_before_the_first_round(
-    prior: float, suspects: set[int]
-) -> None:
-    settings = LocalizeSettings()
-    ledger = RoundLedger([f"n{number}" for number in range(_NODES)])
-    known = {2: prior}
-    findings = judge([], Fabric.of(ledger.names, None), known, settings)
-
-    request = next_request(ledger, findings, known, settings)
-
-    assert request is not None
-    assert request.undecided == suspects
-    assert request.trusted.isdisjoint(suspects)

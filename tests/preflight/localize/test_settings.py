@@ -6,12 +6,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import fields
 
 import pytest
 
 from slurm_health.preflight.localize.settings import (
-    CHOICES,
     USUAL,
     DeviceKind,
     LocalizeSettings,
@@ -37,10 +35,6 @@ def test_settings_that_no_run_can_honour_are_refused(wrong: Callable[[], object]
         wrong()
 
 
-def test_every_choice_is_a_setting() -> None:
-    assert {*CHOICES} <= {field.name for field in fields(LocalizeSettings)}
-
-
 @pytest.mark.parametrize("kind", list(DeviceKind))
 def test_the_floors_are_those_of_the_device_unless_they_are_chosen(kind: DeviceKind) -> None:
     usual = settings_from({}, kind=kind)
@@ -50,10 +44,6 @@ def test_the_floors_are_those_of_the_device_unless_they_are_chosen(kind: DeviceK
     assert (usual.network_floor, usual.compute_floor) == (known.network_floor, known.compute_floor)
     assert (chosen.network_floor, chosen.compute_floor) == (0.2, known.compute_floor)
     assert usual.noise == chosen.noise == known.noise
-
-
-def test_what_nobody_chose_for_accelerators_is_the_default() -> None:
-    assert settings_from({}, kind=DeviceKind.ACCELERATOR) == LocalizeSettings()
 
 
 @pytest.mark.parametrize(
