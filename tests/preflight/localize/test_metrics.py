@@ -119,6 +119,3 @@ def test_the_floor_rises_with_what_devices_differ_by_for_good(
 )
 def test_slow_devices_among_few_do_not_hide_themselves(deviations: list[float]) -> None:
     assert floor_of(deviations) == 0.12
-
-
-_NODES, _ROUNDS = 8, 6

@@ -135,19 +135,28 @@ def test_the_interface_is_named_where_an_exchange_failed_and_the_node_is_not_hea
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_node_is_as_bad_as_its_worst_phase_and_has_the_evidence_of_all(
+def test_a_node_or_path_is_as_bad_as_its_worst_phase_and_a_node_has_the_evidence_of_all(
     order: tuple[int, int],
 ) -> None:
     well = NodeVerdict(node="n1", level=Level.HEALTHY, reason="well", evidence=("a",))
     slow = NodeVerdict(
         node="n1", level=Level.SLOW, slowdown=1.4, reason="copy slow", evidence=("b",)
     )
-    both = (Verdict(nodes={"n1": well}), Verdict(nodes={"n1": slow}))
+    noted = replace(well, node="n2", slowdown=1.07, reason="device 3 is 7 %")
+    doubt, cut = (
+        LinkVerdict(ends=("n1", "n2"), level=level) for level in (Level.INCONCLUSIVE, Level.FAULTY)
+    )
+    both = (
+        Verdict(nodes={"n1": well, "n2": noted}, paths=(doubt,)),
+        Verdict(nodes={"n1": slow, "n2": replace(well, node="n2")}, paths=(cut,)),
+    )
 
-    node = merged([both[at] for at in order]).nodes["n1"]
+    found = merged([both[at] for at in order])
 
-    assert (node.level, node.reason, node.slowdown) == (Level.SLOW, "copy slow", 1.4)
-    assert set(node.evidence) == {"a", "b"}
+    nodes = [(node.level, node.reason, node.slowdown) for node in found.nodes.values()]
+    assert nodes == [(Level.SLOW, "copy slow", 1.4), (Level.HEALTHY, "device 3 is 7 %", 1.07)]
+    assert set(found.nodes["n1"].evidence) == {"a", "b"}
+    assert found.paths == (cut,)
 
 
 def test_every_node_is_judged_once_in_the_order_of_the_run() -> None:
@@ -172,19 +181,6 @@ def test_every_node_is_judged_once_in_the_order_of_the_run() -> None:
     assert record.nodes[0].evidence == ("round 0",)
     assert [path.ends for path in record.paths] == [("n1", "n2")]
     assert [leaf.ends for leaf in record.leaves] == [("s1",)]
-
-
-@pytest.mark.parametrize("noted_first", [True, False])
-def test_what_a_healthy_node_is_slower_in_is_told_whichever_phase_saw_it(
-    *, noted_first: bool
-) -> None:
-    noted = NodeVerdict(node="n1", level=Level.HEALTHY, slowdown=1.07, reason="device 3 is 7 %")
-    plain = NodeVerdict(node="n1", level=Level.HEALTHY, reason="passed with 2 partners")
-    phases = [noted, plain] if noted_first else [plain, noted]
-
-    found = merged([Verdict(nodes={"n1": phase}) for phase in phases]).nodes["n1"]
-
-    assert (found.level, found.reason, found.slowdown) == (Level.HEALTHY, "device 3 is 7 %", 1.07)
 
 
 def test_what_was_found_apart_from_the_verdict_is_added_to_what_it_says_of_the_node() -> None:

@@ -33,7 +33,6 @@ from slurm_health.records.records import (
     VerdictReached,
     WorkersFailed,
     WorkersReady,
-    WorkersStarting,
 )
 from slurm_health.records.verdict import Level, Outcome
 from tests.support import accusing
@@ -360,16 +359,6 @@ def test_a_node_whose_devices_do_not_open_is_faulty_unless_its_driver_starts_ane
         assert concluded[1] == "devices 2, 5 not opened within 21 s; most nodes can use theirs"
 
 
-def test_a_device_that_fails_between_rounds_makes_its_node_faulty() -> None:
-    story = Story()
-    story.is_in_round()
-    story.says(*measured(*NODES))
-    story.does(RoundEnded)
-    story.says(WorkersStarting(node="n4", launch=0), *device_failed("n4")[1:])
-
-    assert ends(story, "n1", "n2", "n3")["n4"][0] is Level.FAULTY
-
-
 def test_a_node_that_computed_wrongly_once_and_correctly_afterwards_is_faulty() -> None:
     story = Story()
     story.is_in_round()
@@ -404,18 +393,6 @@ def values(node: str, index: int) -> Record:
         iteration_ms=[[]],
         figures={"products": 4, "wrong": 0},
     )
-
-
-def test_where_nobody_gets_ready_every_node_is_undecided() -> None:
-    story = Story()
-    story.does(AgentsLaunched)
-    for node in NODES:
-        story.says(started(node), WorkersFailed(node=node, launch=0, reason="no torch"))
-
-    assert story.verdict() == dict.fromkeys(
-        NODES, (Level.INCONCLUSIVE, "could not be measured: no torch")
-    )
-    assert story.next() == ()
 
 
 @pytest.mark.parametrize(

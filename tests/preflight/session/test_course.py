@@ -4,22 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from random import Random
 
 import pytest
-from msgspec.structs import replace
 
 from slurm_health.preflight.localize.settings import DeviceKind, LocalizeSettings, settings_from
 from slurm_health.preflight.master.run_check import make_localizer
-from slurm_health.preflight.session.conclusion import merged
 from slurm_health.preflight.session.course import Course, RoundPlanner
 from slurm_health.preflight.session.phases import phases
 from slurm_health.records.verdict import (
     GroupResult,
     Level,
-    LinkVerdict,
     Outcome,
-    Verdict,
 )
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -175,40 +170,6 @@ def test_a_slow_node_trains_no_gpt() -> None:
 
     assert under_test.verdict().named(Level.SLOW) == ("n4",)
     assert set().union(*nodes_of("gpt", ended, names)) == {"n1", "n2", "n3"}
-
-
-@pytest.mark.parametrize("slowdown", [1.15, 1.5, 4.0])
-def test_slow_memory_shows_in_what_a_node_does_alone(slowdown: float) -> None:
-    noise = Random(7)
-
-    def answer(phase: str, group: tuple[str, ...]) -> GroupResult:
-        copy_ms = {
-            node: 10.0 * noise.gauss(1.0, 0.01) * (slowdown if node == "n2" else 1.0)
-            for node in group
-        }
-        result = measured(group)
-        if phase != "solo":
-            return result
-        return replace(result, node_ms={**result.node_ms, "memory_copy": copy_ms})
-
-    under_test = course("standard")
-    run(under_test, answer)
-
-    assert under_test.verdict().named(Level.SLOW) == ("n2",)
-    assert under_test.verdict().nodes["n2"].component == "memory"
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_link_is_as_bad_as_its_worst_phase(order: tuple[int, int]) -> None:
-    ends = ("n1", "n2")
-    both = (
-        Verdict(nodes={}, paths=(LinkVerdict(ends=ends, level=Level.INCONCLUSIVE),)),
-        Verdict(nodes={}, paths=(LinkVerdict(ends=ends, level=Level.FAULTY),)),
-    )
-
-    (found,) = merged([both[at] for at in order]).paths
-
-    assert found.level is Level.FAULTY
 
 
 def test_what_was_chosen_holds_in_every_phase_but_for_rounds_of_its_own() -> None:

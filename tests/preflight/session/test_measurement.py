@@ -214,13 +214,6 @@ def test_the_outcome_of_a_group_follows_from_its_members(
     assert result.outcome is outcome
 
 
-def test_only_the_member_whose_own_process_died_is_said_to_have_crashed() -> None:
-    told = reports(n1=Outcome.FAILED)
-    told["n2"] = NodeReported(node="n2", round=0, outcome=Outcome.FAILED, crashed=True)
-
-    assert group_result(GROUP, [], told).crashed == ("n2",)
-
-
 def test_what_failed_between_two_nodes_is_said_of_both() -> None:
     wrong = "allgather: rank 0 of 2 received other data than rank 1 sent"
     told = reports(n2=Outcome.MEASURED)
