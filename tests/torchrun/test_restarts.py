@@ -88,6 +88,9 @@ def decided(
     return decide(failure(root, **differing), reports, silent, environ)
 
 
+NO_STORE = "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: it has failed\n"
+SILENT, ENDS = ("", "", ""), {"monitor": "stop"}
+STOPPED, UNPLACED = hang("rank-stopped", 1), hang("no-progress")
 ALL, FIRST_TWO, LAST_TWO = ("n1", "n2", "n3"), ("n1", "n2"), ("n2", "n3")
 KILLS = "rank 1 on n2 was killed by SIGKILL"
 FEW = "1 of 3 nodes do not answer any more, and --nnodes asks for at least 3"
@@ -110,13 +113,21 @@ FEW = "1 of 3 nodes do not answer any more, and --nnodes asks for at least 3"
         ((LOST.replace("NODE", "n1"), BROKE, BROKE), {}, "check", LAST_TWO, ""),
         ((BROKE, KILLED, BROKE), {"restart": 3}, "stop", ALL, "again 2 times (--max-restarts)"),
         ((BROKE, KILLED, BROKE), {"most": 0}, "stop", ALL, "post-mortem: why train.py failed"),
+        # A torchrun that loses the store of one that has ended is no cause.
+        ((KILLED, NO_STORE, NO_STORE), {}, "check", ALL, "rank 0 on n1 was killed by SIGKILL"),
+        (SILENT, {"hang": STOPPED}, "check", ALL, "the training hung: it hangs; checking n[1-3]"),
+        (SILENT, {"hang": UNPLACED}, "check", ALL, ""),
+        (SILENT, {"hang": UNPLACED, "hangs_before": (UNPLACED,)}, "stop", ALL, ""),
+        (SILENT, {"hang": hang("data-loader-stuck", 1)}, "stop", ALL, ""),
+        (SILENT, {"hang": STOPPED, "own": ENDS}, "stop", ALL, "it hangs (--monitor=stop)"),
+        (SILENT, {"hang": STOPPED, "own": ENDS, "most": 0}, "stop", ALL, "it hangs (--monitor=st"),
     ],
 )
 def test_what_workers_wrote_at_last_decides_what_follows(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     texts: tuple[str, ...],
-    options: dict[str, int],
+    options: dict[str, Any],
     expected: str,
     nodes: tuple[str, ...],
     text: str,
@@ -125,23 +136,8 @@ def test_what_workers_wrote_at_last_decides_what_follows(
     assert (planned.plan, tuple(planned.nodes)) == (expected, nodes)
     said = capsys.readouterr().err
     assert text in said
-    assert ("the training ends" in said) == (expected == "stop" and options.get("most") != 0)
-
-
-def test_workers_of_others_that_have_ended_well_leave_nothing_to_start_again(
-    tmp_path: Path,
-) -> None:
-    ends = [WorkersEnded(node="n1", exit_code=1), WorkersEnded(node="n2", exit_code=0)]
-    environ = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "flight_")}
-    assert decide(failure(tmp_path), ends, 1, environ).plan == "stop"
-
-
-def test_a_torchrun_that_loses_the_store_of_one_that_has_ended_is_no_cause(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lost = "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: it has failed\n"
-    assert decided(tmp_path, (KILLED, lost, lost)).plan == "check"
-    assert "rank 0 on n1 was killed by SIGKILL" in capsys.readouterr().err
+    told = expected == "stop" and (options.get("most") != 0 or "hang" in options)
+    assert ("the training ends" in said) == told
 
 
 def test_what_was_found_and_decided_is_recorded(tmp_path: Path) -> None:
@@ -154,32 +150,6 @@ def test_what_was_found_and_decided_is_recorded(tmp_path: Path) -> None:
     assert isinstance(planned, FailurePlanned)
     assert (planned.plan, planned.restart, planned.max_restarts) == ("check", 1, 2)
     assert "SIGKILL" in planned.reason
-
-
-def test_workers_that_were_ended_because_one_is_stopped_are_started_again_after_a_check(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    planned = decided(tmp_path, ("", "", ""), hang=hang("rank-stopped", 1))
-
-    assert (planned.plan, tuple(planned.nodes)) == ("check", ALL)
-    assert "the training hung: it hangs; checking n[1-3]" in capsys.readouterr().err
-
-
-def test_a_hang_without_a_place_restarts_once_and_one_of_the_script_never(tmp_path: Path) -> None:
-    unplaced, own = hang("no-progress"), hang("data-loader-stuck", 1)
-    cases = ({"hang": unplaced}, {"hang": unplaced, "hangs_before": (unplaced,)}, {"hang": own})
-    plans = [decided(tmp_path, ("", "", ""), **case).plan for case in cases]
-    assert plans == ["check", "stop", "stop"]
-
-
-@pytest.mark.parametrize("most", [0, 2])
-def test_a_hang_that_is_to_be_stopped_ends_the_training_whatever_may_be_restarted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], most: int
-) -> None:
-    stopped, own = hang("rank-stopped", 1), {"monitor": "stop"}
-    planned = decided(tmp_path, ("", "", ""), hang=stopped, own=own, most=most)
-    assert planned.plan == "stop"
-    assert "the training ends: it hangs (--monitor=stop)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

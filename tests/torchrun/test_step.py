@@ -33,7 +33,6 @@ from slurm_health.torchrun.step import (
     OwnAgent,
 )
 from tests.support.journals import run_started
-from tests.support.supervised import eventually
 
 NODES = ("n1", "n2")
 STARTED = run_started(NODES, run_id="7.0.0", job_id=7, user="alice")
@@ -112,19 +111,6 @@ def test_the_end_of_an_agent_is_written_for_it_and_the_next_one_is_started(tmp_p
     assert (second.launch, second.reason) == (1, "its agent ended: exit code 0")
 
 
-def test_an_agent_is_started_for_its_own_node_and_ended_if_it_does_not_leave(
-    tmp_path: Path,
-) -> None:
-    ready = tmp_path / "ready"
-    own = agent(f"import pathlib, time; pathlib.Path({str(ready)!r}).touch(); time.sleep(600)")
-    own.start(0, ["n1", "n3"])
-    assert own.poll() == []
-    own.start(0, ["n2"])
-    eventually(ready.exists, "it runs")
-    own.stop(0.0)
-    assert own.poll() == []
-
-
 @pytest.mark.parametrize(("begun", "after_s"), [(False, BEGIN_S), (True, SILENCE_S)])
 def test_a_first_process_that_writes_nothing_is_named_after_a_while(
     tmp_path: Path, begun: bool, after_s: float
@@ -153,15 +139,6 @@ def test_a_node_that_comes_late_knows_that_the_training_has_begun(tmp_path: Path
     with pytest.raises(Begun) as late:
         Follower(place(meets=True), tmp_path).check(agent())
     assert late.value.planned.addresses == {"n1": "10.0.0.2"}
-
-
-def test_a_late_task_learns_what_was_decided_without_it(tmp_path: Path) -> None:
-    journal.create(tmp_path, [STEP])
-    step = journal.Writer(tmp_path, STEP, lambda: 0.0)
-    step.append(AgentsLaunched(launch=0, nodes=list(NODES)), go("n2"))
-    late = Follower(place(), tmp_path).check(agent("raise SystemExit(9)"))
-    assert late.nodes == ["n2"]
-    assert ends_of(tmp_path) == []
 
 
 def test_all_processes_of_a_start_have_the_same_directory(tmp_path: Path) -> None:

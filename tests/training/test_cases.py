@@ -48,15 +48,6 @@ def test_a_reported_failure_is_explained_by_its_truth(case: str) -> None:
     assert found.action not in truth.never, found
 
 
-def test_lines_of_a_subnet_manager_change_nothing(tmp_path: Path) -> None:
-    lines = (CASES / "02-ib-event-harmless/out.txt").read_text().splitlines(keepends=True)
-    without = [line for line in lines if "NET/IB" not in line]
-    path = tmp_path / "out.txt"
-    path.write_text("".join(without))
-
-    assert explain([path])[1] == explain([CASES / "02-ib-event-harmless/out.txt"])[1]
-
-
 # What srun --kill-on-bad-exit=1 left of the output of a script whose rank 1 on n2 raised.
 
 

@@ -14,7 +14,6 @@ import pytest
 
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.training.diagnosis.collected import ScriptEnd
-from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.framework import (
     ASKS_FOR,
     Attribution,
@@ -27,7 +26,6 @@ from slurm_health.training.framework import (
     InferenceOperator,
     LeaveNode,
     NoAction,
-    Rule,
     Sureness,
     Walk,
 )
@@ -124,26 +122,6 @@ def test_what_diagnosticians_ask_for_hides_nothing_that_is_as_sure() -> None:
 
     assert walk(Leads("a", asked, named("b")), Leads("b", named("c"))).conclusion == named("c")
     assert walk(Leads("a", asked)).conclusion == asked
-
-
-def test_a_rule_is_an_operator_that_leads_on_from_its_names() -> None:
-    rule = Rule("r", ("a",), lambda _, data: named(data.get("x")) if data.get("x") else None)
-    data = DataManager()
-    data.store("b", "x")
-
-    assert walk(rule(data)).conclusion == named("b")
-    assert walk(rule(DataManager())).conclusion == named("a")
-    assert not rule(data).is_compatible(named("b"))
-
-
-def test_the_latest_data_of_a_kind_is_stored() -> None:
-    data = DataManager([ScriptEnd(exit_code=1)])
-    for number in range(3):
-        data.store(number, "count")
-
-    assert data.get(ScriptEnd) == data.get("ScriptEnd") == ScriptEnd(exit_code=1)
-    assert data.get("count") == 2
-    assert data.get("another") is None
 
 
 def test_a_diagnosis_that_fails_is_no_action_and_says_why() -> None:
@@ -346,7 +324,3 @@ def test_an_operator_that_cannot_be_loaded_is_named(
 
     assert used.operators == ()
     assert reported in used.failed["some"]
-
-
-def test_built_in_operators_have_names_of_their_own() -> None:
-    assert len({rule.name for rule in OPERATORS}) == len(OPERATORS)

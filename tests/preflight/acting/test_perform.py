@@ -89,13 +89,6 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def test_undecided_nodes_cause_no_call_either(scene: Scene) -> None:
-    finished = scene.act(uid=0, n3=Level.INCONCLUSIVE)
-
-    assert (finished.disposition, finished.exit_code) == ("proceed", ExitCode.INCONCLUSIVE)
-    assert scene.slurm.calls() == []
-
-
 def test_a_drain_that_is_refused_does_not_keep_the_job_on_the_bad_node(scene: Scene) -> None:
     finished = scene.act(uid=0, n3=Level.FAULTY)  # root in name only
 
@@ -170,16 +163,6 @@ def test_a_slow_node_is_not_left_if_slurm_does_not_answer(scene: Scene, refused:
     assert finished.disposition == "proceed"
     assert "could not query Slurm" in finished.reason
     assert "Socket timed out" in finished.reason
-
-
-def test_several_slow_nodes_are_left_together_or_not_at_all(scene: Scene) -> None:
-    scene.slurm.add_node("n5")
-    scene.slurm.run_job(15, ["n5"])
-    finished = scene.act(n2=Level.SLOW, n3=Level.SLOW)
-
-    assert finished.disposition == "proceed"
-    assert "it would have to wait for 2 other nodes: only 1 free" in finished.reason
-    assert "continuing with n[2-3] anyway" in finished.reason
 
 
 @pytest.mark.parametrize(
@@ -367,19 +350,6 @@ def test_a_jobs_drain_has_a_hooks_note_and_counts_where_hooks_count(scene: Scene
     assert (note.checks, note.job, note.text) == (("network",), JOB, "network: no allgather")
     (entry,) = read_ledger(Breaker(directory=str(scene.shared))).entries
     assert (entry.node, entry.job, entry.uid, entry.hook) == ("n3", JOB, 0, "check")
-
-
-def test_a_job_costs_no_more_nodes_than_the_cap_for_every_job(scene: Scene) -> None:
-    scene.slurm.set(admin=True)
-    breaker = f"directory='{scene.shared}'\nshare=1.0"
-    write_site(scene.site_file.parent, f"[breaker]\n{breaker}\n")
-
-    policy = Policy(max_bad_share=1.0)
-    scene.act(uid=0, policy=policy, n2=Level.FAULTY, n3=Level.FAULTY, n4=Level.FAULTY)
-
-    drained = [name for name in ("n2", "n3", "n4") if "DRAIN" in scene.slurm.node(name)["state"]]
-    assert len(drained) == 2
-    assert ("done", "drain", False) in scene.told()
 
 
 @pytest.mark.parametrize(

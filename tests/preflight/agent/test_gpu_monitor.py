@@ -179,13 +179,6 @@ def test_a_gpu_that_is_lost_is_told_and_the_others_are_sampled_on(sampler: Sampl
     assert "lost during the burn" in words(summarise(samples)[0])[0]
 
 
-def test_a_gpu_without_a_handle_is_told(sampler: Sampler) -> None:
-    sampler.play(1, fault(0, "no_handle", 999))
-    sampler.start()
-
-    assert sampler.sample().lost == "NVML gives no handle to it: Unknown Error"
-
-
 def test_a_gpu_that_answers_with_errors_is_told_and_not_called_well(sampler: Sampler) -> None:
     sampler.play(2, fault(0, "nvml_error", 999))
     sampler.start()

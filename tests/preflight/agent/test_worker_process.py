@@ -154,16 +154,6 @@ def test_a_line_may_come_in_two_pieces_and_what_a_library_prints_is_none(bench: 
     assert hears(worker, Line) == State(state="opened")
 
 
-def test_a_command_to_a_worker_that_has_ended_is_no_error(bench: Bench) -> None:
-    worker = bench.script("exit 3")
-    end_of(worker)
-
-    worker.send({"op": "abort", "round": 0})
-    worker.send({"op": "abort", "round": 0})
-
-    assert end_of(worker) == "exit code 3"
-
-
 def test_a_stopped_or_deaf_worker_is_killed_with_its_children(bench: Bench) -> None:
     worker = bench.script("trap '' TERM; sleep 100 & sleep 100 & wait")
     eventually(lambda: len(bench.processes()) == 3, "its children")
@@ -292,10 +282,3 @@ def test_time_in_which_nobody_looked_does_not_count(process: int) -> None:
     watch.look(1600.0)
 
     assert watch.found() is None
-
-
-def test_a_process_that_is_gone_does_not_stand_still() -> None:
-    child = subprocess.Popen(["true"])
-    child.wait(20)
-
-    assert watched(child.pid, 60.0) is None

@@ -22,7 +22,6 @@ from slurm_health.preflight.master.master import (
 from slurm_health.preflight.master.run_check import make_localizer
 from slurm_health.preflight.session.controller import Controller
 from slurm_health.preflight.session.deadlines import TimeLimits
-from slurm_health.records.errors import JournalError
 from slurm_health.records.records import (
     AgentsLost,
     AgentStarted,
@@ -215,13 +214,6 @@ def test_how_a_run_ends_is_written_once_and_again_only_when_it_changes(tmp_path:
 
     entries = journal.read_all(tmp_path / "run", journal.MASTER)
     assert [e.record for e in entries if isinstance(e.record, JobOutcome)] == [requeue, stop]
-
-
-def test_a_master_that_was_not_opened_records_nothing(tmp_path: Path) -> None:
-    master = Master(tmp_path / "run", controller(), IdleLauncher())
-
-    with pytest.raises(JournalError, match="not open"):
-        master.finish(JobOutcome(disposition=Disposition.STOP, exit_code=1))
 
 
 @pytest.mark.parametrize("nodes", [1, 4, 64, 1024, 4096])

@@ -89,47 +89,6 @@ def test_text_is_as_recorded(name: str, text: bytes, tmp_path: Path) -> None:
     pytest.fail("\n".join([*diff, "", "to accept it:", accept]), pytrace=False)
 
 
-def options_sbatch_reads(text: bytes) -> list[bytes]:
-    """Return the #SBATCH lines: sbatch stops at the first line that is no comment."""
-    found = []
-    for line in text.split(b"\n"):
-        if line.strip() and not line.lstrip().startswith(b"#"):
-            break
-        if line.startswith(b"#SBATCH"):
-            found.append(line)
-    return found
-
-
-def foreign_options_sbatch_reads(text: bytes) -> list[bytes]:
-    """Return the #PBS lines: sbatch looks on until it has seen 101 lines without a #."""
-    found = []
-    others = 0
-    for line in text.split(b"\n"):
-        if line.startswith(b"#PBS"):
-            found.append(line)
-        elif not line.startswith(b"#"):
-            others += 1
-            if others > 100:
-                break
-    return found
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        PLAIN,
-        FOREIGN,
-        LATIN_1,
-        b"#!/bin/sh\n#SBATCH -N2",
-        b"#!/bin/sh\n \t\n#SBATCH -N2\n\x0b\n#SBATCH -n4\nx\n#SBATCH -n8\n",
-        b"#!/bin/sh\n#PBS -N first\n" + b"\n" * 300 + b"#PBS -N too-late\n",
-    ],
-)
-def test_sbatch_reads_the_same_options_once(script: bytes) -> None:
-    assert options_sbatch_reads(render(script)) == options_sbatch_reads(script)
-    assert foreign_options_sbatch_reads(render(script)) == foreign_options_sbatch_reads(script)
-
-
 @pytest.mark.parametrize(
     ("script", "problem"),
     [

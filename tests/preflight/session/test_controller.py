@@ -3,20 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
-from slurm_health.preflight.localize.settings import USUAL, DeviceKind, LocalizeSettings
 from slurm_health.preflight.master.run_check import make_localizer
 from slurm_health.preflight.session.controller import Controller, Wait
-from slurm_health.preflight.session.course import RoundPlanner
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import phases
 from slurm_health.records.probe_catalog import STORAGE_NODES, STORAGE_PATHS
-from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import (
     AgentsLaunched,
     AgentsLost,
@@ -181,36 +177,6 @@ def test_all_rounds_of_a_phase_train_one_model_whichever_nodes_they_have() -> No
 
     assert {"n1", "n2"} in met
     assert len(models) == 1
-
-
-@pytest.mark.parametrize(
-    ("backend", "kind"), [("gloo", DeviceKind.CPU), ("nccl", DeviceKind.ACCELERATOR)]
-)
-def test_the_localizer_is_told_what_is_usual_for_the_devices_and_what_was_chosen(
-    backend: str, kind: DeviceKind
-) -> None:
-    made: list[LocalizeSettings] = []
-
-    def make(
-        nodes: Sequence[str], leaves: Mapping[str, Sequence[str]] | None, chosen: LocalizeSettings
-    ) -> RoundPlanner:
-        made.append(chosen)
-        return make_localizer(nodes, leaves, chosen)
-
-    chosen = {"min_rounds": 3, "expected_ms": {"allgather": 50}}
-    controller = Controller(NODES, make, LIMITS, phases(["allgather"]), localize_options=chosen)
-    records: list[Record] = [AgentsLaunched(launch=0, nodes=list(NODES))]
-    for node in NODES:
-        records += [started(node), msgspec.structs.replace(ready(node), backend=backend)]
-    for record in (*records, NodesAdmitted(nodes=list(NODES))):
-        controller.state.fold(Entry(id="", time_s=START_S, kind="", record=record))
-    controller.next_step(START_S)
-
-    (settings_made,) = made
-    assert settings_made.network_floor == USUAL[kind].network_floor
-    assert settings_made.noise == USUAL[kind].noise
-    assert settings_made.min_rounds == 3
-    assert settings_made.expected_ms == {"allgather": 50.0}
 
 
 @pytest.mark.parametrize(

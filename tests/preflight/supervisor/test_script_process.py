@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.preflight.supervisor.script_process import command_line, end_script
+from slurm_health.preflight.supervisor.script_process import end_script
 from tests.support.full_filesystem import NO_LARGE_FILES, full_filesystem
 from tests.support.supervised import (
     MASTER_THAT_WAITS,
@@ -200,18 +200,6 @@ def test_interpreter_line_is_honoured(bench: Bench, interpreter: str) -> None:
     ours = bench.finish(bench.supervised(text))
     assert ours[0] == alone[0] == 0
     assert ours[1] == alone[1]
-
-
-def test_interpreter_line_is_split_as_the_kernel_does() -> None:
-    def split(text: bytes) -> list[bytes]:
-        return command_line(text, Path("/s"), ["a b"])
-
-    assert split(b"#!/bin/sh\nx") == [b"/bin/sh", b"/s", b"a b"]
-    assert split(b"#! \t/bin/sh\t-e  -x \nx") == [b"/bin/sh", b"-e  -x", b"/s", b"a b"]
-    assert split(b"#!/bin/sh") == [b"/bin/sh", b"/s", b"a b"]
-    for broken in (b"", b"x", b"#!", b"#! \n"):
-        with pytest.raises(OSError, match="Exec format"):
-            split(broken)
 
 
 def test_missing_interpreter_ends_with_the_code_of_slurmstepd(bench: Bench) -> None:

@@ -32,7 +32,6 @@ from tests.support.supervised import eventually
 
 JOB = f"{os.getpid()}7"  # other processes that run these tests have jobs of their own
 IN_STEP = {"SLURM_JOB_ID": JOB, "SLURMD_NODENAME": "n1", "SLURM_STEP_ID": "3"}
-WAIT_S = 60.0
 Start = Callable[..., subprocess.Popen[bytes]]
 needs_py_spy = pytest.mark.skipif(find_py_spy() is None, reason="py-spy is not installed")
 
@@ -310,13 +309,6 @@ def test_the_one_training_of_a_script_is_its_rank_and_one_that_is_ending_has_no_
     process = JobProcess(tmp_path, pid=7, parent=1, group=7, program=SCRIPT, rank=None, task=0)
 
     assert [rank.pid for rank in ranks_without_heartbeat({7: process}, {}, [])] == pids
-
-
-def test_ranks_with_and_without_a_heartbeat_stand_beside_each_other(start: Start) -> None:
-    start(RANK="0")
-    start(SILENT, RANK="1")
-
-    assert sorted((s.rank, s.steps) for s in on_node().sample()) == [(0, 5), (1, 0)]
 
 
 @pytest.mark.parametrize("script", [BEATS, SILENT])

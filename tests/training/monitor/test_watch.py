@@ -160,15 +160,6 @@ def test_a_loss_that_is_no_number_is_said_once_with_its_first_line(bench: Bench)
     assert (loss.diagnosed.cause, loss.diagnosed.accused) == ("not-a-number", [])
 
 
-def test_a_script_that_ends_ends_the_watch_and_its_agent(bench: Bench) -> None:
-    bench.train()
-    bench.begin()
-    bench.await_(lambda: any(isinstance(record, ProgressSeen) for record in bench.records()))
-    bench.end()
-
-    assert bench.said == ""
-
-
 @pytest.mark.heavy
 @pytest.mark.root
 def test_a_full_journal_costs_the_record_alone(tmp_path: Path) -> None:
