@@ -9,6 +9,7 @@ import pytest
 from slurm_health.preflight.chosen_probes import chosen_phases, spelled_out, what_to_check
 from slurm_health.records.errors import ConfigError
 from slurm_health.records.probe_catalog import Scope
+from tests.support.rows import rows
 from tests.support.supervised import write_executable
 
 
@@ -65,19 +66,7 @@ def test_a_program_is_a_probe_by_its_path(tmp_path: Path, monkeypatch: pytest.Mo
     assert spelled_out("quick, ./my check.sh", "--check") == f"quick,{program}"
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("matmull", "matmull: no such probe; did you mean matmul?"),
-        ("thorogh", "thorogh: no such probe; did you mean thorough?"),
-        ("", "'': names nothing to check; valid: auto, light, quick, standard"),
-        (" , ", "names nothing to check"),
-        ("quick,off", "off: stands alone, and only sbatch"),
-        ("./nowhere.sh", "./nowhere.sh: is not a program that can be run here"),
-        ("/etc", "/etc: is not a program"),
-        ("/etc/passwd", "/etc/passwd: is not a program"),
-    ],
-)
+@rows
 def test_what_is_no_probe_is_named_with_the_nearest_that_is(value: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         chosen_phases(value)
@@ -103,15 +92,6 @@ def test_two_programs_of_one_name_cannot_be_told_apart(tmp_path: Path) -> None:
     assert len(chosen_phases(f"{programs[0]},{programs[0]}")[0].probes) == 1
 
 
-@pytest.mark.parametrize(
-    ("settings", "checked"),
-    [
-        ({}, "auto"),
-        ({"network_check": True}, "network-check"),
-        ({"network_check": False}, "auto"),
-        ({"check": "quick", "straggler_detection": True}, "quick,straggler-detection"),
-        ({"check": "off", "network_check": True}, "off"),
-    ],
-)
+@rows
 def test_flags_stand_beside_what_is_named(settings: dict[str, object], checked: str) -> None:
     assert what_to_check(settings) == checked

@@ -19,6 +19,7 @@ from slurm_health.preflight.config import (
 from slurm_health.preflight.expectations import expectation_of
 from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.records.errors import ConfigError, ExitCode
+from tests.support.rows import rows
 
 
 @pytest.fixture
@@ -136,15 +137,7 @@ def test_a_sites_choices_about_localisation_stand_beside_its_journal(
     assert localize(environ) == {"network_floor": 0.3, "expected_ms": {"matmul": 3.1}}
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("localize = 3", "localize: expected a table, found 3"),
-        ("[localize]\nmin_round = 3", ":2: min_round: unknown setting; did you mean min_rounds"),
-        ("[localize]\nmin_rounds = 0.5", "min_rounds: expected a whole number of at least 1"),
-        ("[localize]\nexpected_ms = 3", "expected_ms: expected milliseconds above 0 by metric"),
-    ],
-)
+@rows
 def test_a_sites_impossible_choice_is_named_with_its_file(
     environ: dict[str, str], text: str, said: str
 ) -> None:

@@ -20,6 +20,7 @@ from slurm_health.preflight.expectations import (
     largest_matmul_ms,
 )
 from slurm_health.records.errors import ConfigError
+from tests.support.rows import rows
 
 PAGE = Path(__file__).parents[2] / "docs/reference/expectations.md"
 PLAIN = expectations_from({}, "config.toml")
@@ -39,17 +40,7 @@ def test_every_known_model_is_found_by_the_name_torch_gives_it(each: Expectation
     assert expected(f" {each.model.upper()}  ") == each
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        "NVIDIA H200 MIG 1g.18gb",
-        "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
-        "NVIDIA H100",
-        "Tesla V100-SXM2-32GB",
-        "cpu",
-        "",
-    ],
-)
+@rows
 def test_slices_and_models_nobody_knows_are_not_judged(model: str) -> None:
     assert expectation_of(model, PLAIN) is None
 
@@ -61,21 +52,7 @@ def test_the_longest_believable_times_of_an_h200() -> None:
     assert largest_copy_ms(device, moved_bytes=2 * (2 << 30)) == pytest.approx(1.627, abs=0.001)
 
 
-@pytest.mark.parametrize(
-    ("model", "measured_tflop_per_s"),
-    [
-        ("NVIDIA A100-SXM4-80GB", 271),
-        ("NVIDIA A100 80GB PCIe", 253),
-        ("NVIDIA H100 80GB HBM3", 794),
-        ("NVIDIA H200", 794),
-        ("NVIDIA B200", 1745),
-        ("NVIDIA GB200", 1822),
-        ("NVIDIA B300 SXM6 AC", 1769),
-        ("AMD Instinct MI300X", 668),
-        ("AMD Instinct MI325X", 785),
-        ("AMD Instinct MI355X", 1565),
-    ],
-)
+@rows
 def test_no_published_rate_is_near_the_limit(model: str, measured_tflop_per_s: float) -> None:
     """The best measured rates leave a sustained square product a fifth of room at least."""
     limit_ms = largest_matmul_ms(expected(model), flop=FLOP)

@@ -16,6 +16,7 @@ from slurm_health.torchrun.arguments import (
     node_zero_address,
 )
 from slurm_health.torchrun.place import TaskPlace, torchrun_line
+from tests.support.rows import rows
 
 FROM_SLURM = ["--nnodes=3", "--rdzv-backend=c10d", "--rdzv-id=7.0.1"]
 
@@ -91,19 +92,7 @@ def test_what_is_not_given_is_filled_in(
     assert added(given, environ) == expected
 
 
-@pytest.mark.parametrize(
-    ("given", "environ", "expected"),
-    [
-        pytest.param({"nnodes": "2:4"}, {}, "--nnodes=2:3", id="a range ends where the nodes do"),
-        pytest.param({"nnodes": "3:4"}, {}, "--nnodes=3", id="a range that is used up is a number"),
-        pytest.param({"rdzv_endpoint": "n1:9"}, {}, "--rdzv-endpoint=n2:9", id="endpoint"),
-        pytest.param({"rdzv_endpoint": "n1"}, {}, "--rdzv-endpoint=n2:24679", id="without port"),
-        pytest.param({"rdzv_endpoint": "n1.site:9"}, {}, "--rdzv-endpoint=n2:9", id="long name"),
-        pytest.param({"rdzv_endpoint": "10.0.0.1:9"}, {}, "--rdzv-endpoint=n2:9", id="address"),
-        pytest.param({}, {"MASTER_ADDR": "n1"}, "--rdzv-endpoint=n2:24679", id="variable"),
-        pytest.param({"master_addr": "n1"}, {}, "--rdzv-endpoint=n2:24679", id="master address"),
-    ],
-)
+@rows
 def test_what_named_a_node_that_is_left_out_is_replaced(
     given: dict[str, str], environ: dict[str, str], expected: str
 ) -> None:
@@ -152,15 +141,7 @@ def test_other_node_counts_are_refused(text: str) -> None:
         arguments(nnodes=text).nnodes  # noqa: B018 - it raises
 
 
-@pytest.mark.parametrize(
-    ("given", "standalone", "expected"),
-    [
-        ({}, False, False),
-        ({}, True, True),
-        ({"nnodes": "1"}, False, True),
-        ({"nnodes": "1:2"}, False, False),
-    ],
-)
+@rows
 def test_one_node_at_most_means_to_train_alone(
     given: dict[str, str], standalone: bool, expected: bool
 ) -> None:
@@ -199,15 +180,7 @@ def test_the_first_address_in_the_stated_order_counts() -> None:
         assert node_zero_address(given, environ, 9) == expected
 
 
-@pytest.mark.parametrize(
-    ("given", "environ", "port"),
-    [
-        ({"master_port": "1"}, {"MASTER_ADDR": "a:2", "MASTER_PORT": "3"}, 1),
-        ({}, {"MASTER_ADDR": "a:2", "MASTER_PORT": "3"}, 2),
-        ({}, {"MASTER_ADDR": "a", "MASTER_PORT": "3"}, 3),
-        ({}, {"MASTER_ADDR": "a"}, 9),
-    ],
-)
+@rows
 def test_the_first_port_in_the_stated_order_counts(
     given: dict[str, str], environ: dict[str, str], port: int
 ) -> None:

@@ -27,6 +27,7 @@ from slurm_health.torchrun.channel import (
     Welcome,
 )
 from slurm_health.torchrun.check import KEY_VARIABLE, key_of, without_secret
+from tests.support.rows import rows
 from tests.support.supervised import eventually
 from tests.support.unshared import free_port
 
@@ -307,17 +308,7 @@ def test_many_strangers_keep_no_node_out(tmp_path: Path, zero: Zero) -> None:
     assert len(zero.reported) < 30
 
 
-@pytest.mark.parametrize(
-    "piece",
-    [
-        Piece(file="node2.jsonl", data=b"x\n"),
-        Piece(file="master.jsonl", data=b"x\n"),
-        Piece(file="../node1.jsonl", data=b"x\n"),
-        Piece(file="orders.txt", data=b"x\n"),
-        Piece(file="node1.jsonl", at=5, data=b"x\n"),
-        Piece(file="node1.jsonl", at=-1, data=b"x\n"),
-    ],
-)
+@rows
 def test_a_node_writes_nothing_but_the_next_bytes_of_its_own_file(
     tmp_path: Path, zero: Zero, piece: Piece
 ) -> None:

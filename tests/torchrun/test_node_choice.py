@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from slurm_health.records.records import VerdictReached
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.torchrun.arguments import Bounds
 from slurm_health.torchrun.node_choice import choose
+from tests.support.rows import rows
 
 LEVELS = {
     "h": Level.HEALTHY,
@@ -28,30 +27,7 @@ def verdict(levels: str) -> VerdictReached:
     )
 
 
-@pytest.mark.parametrize(
-    ("levels", "nnodes", "exclude_slow", "absent", "expected"),
-    [
-        ("hhhh", None, False, "", "n1 n2 n3 n4"),
-        ("hhfh", "3:4", False, "", "n1 n2 n4"),
-        ("fhhh", "3:4", False, "", "n2 n3 n4"),
-        ("hhfh", None, False, "", ""),
-        ("hffh", "3:4", False, "", ""),
-        ("hhsh", None, False, "", "n1 n2 n3 n4"),
-        ("hhsh", "3:4", True, "", "n1 n2 n4"),
-        ("hhsh", None, True, "", ""),
-        ("iiii", None, True, "", "n1 n2 n3 n4"),
-        ("hih", "2:3", False, "", "n1 n2 n3"),
-        # One more than wanted is a spare.
-        ("hfhhh", "4", False, "", "n1 n3 n4 n5"),
-        ("shhhh", "4", False, "", "n2 n3 n4 n5"),
-        ("hhhhi", "4", False, "", "n1 n2 n3 n4"),
-        # A node that is not heard of is waited for only where it is needed.
-        ("hhi", "2:3", False, "n3", "n1 n2"),
-        ("hhi", None, False, "n3", "n1 n2 n3"),
-        ("hfi", "2:3", False, "n3", "n1 n3"),
-        ("hhf", "2:3", False, "n3", "n1 n2"),
-    ],
-)
+@rows
 def test_training_starts_with_the_nodes_that_can_be_used_if_they_are_enough(
     levels: str, nnodes: str | None, exclude_slow: bool, absent: str, expected: str
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 from slurm_health.records.errors import AllocationError, UsageError
 from slurm_health.torchrun.arguments import Arguments, NodeZeroAddress
 from slurm_health.torchrun.place import TaskPlace, find, place_among
+from tests.support.rows import rows
 
 # As Slurm 22.05 set them, less what is not looked at: batch script, and task 1 of a step of three.
 BATCH = {
@@ -54,15 +55,7 @@ def test_a_task_of_a_step_stands_among_the_nodes_of_the_step() -> None:
     assert (place.job_id, place.attempt, place.step) == (12, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("other", "same"),
-    [
-        ({"SLURMD_NODENAME": "n2"}, True),
-        ({"SLURM_STEP_ID": "1"}, False),
-        ({"SLURM_RESTART_COUNT": "1"}, False),
-        ({"SLURM_JOB_ID": "13"}, False),
-    ],
-)
+@rows
 def test_all_tasks_of_a_start_have_a_name_and_a_port_that_no_other_start_has(
     other: dict[str, str], same: bool
 ) -> None:
@@ -119,21 +112,7 @@ def test_outside_slurm_a_single_machine_has_no_place() -> None:
     assert find(with_given(nnodes="2"), {}) is None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environ", "what"),
-    [
-        (with_given(nnodes="2", checks=True), {}, "NODE_RANK"),
-        (with_given(nnodes="2", checks=True), {"NODE_RANK": "1"}, "MASTER_ADDR or --master-addr"),
-        (
-            with_given(nnodes="2", checks=True),
-            {"NODE_RANK": "1", "MASTER_ADDR": "a:99999"},
-            "the port of node 0: expected 1 to 65535, found '99999'",
-        ),
-        (with_given(nnodes="2", checks=True, rdzv_backend="static"), BOTH, "--rdzv-backend=c10d"),
-        (with_given(nnodes="2"), {**BOTH, "NODE_RANK": "2"}, "below 2"),
-        (with_given(nnodes="2", node_rank="x"), BOTH, "found 'x'"),
-    ],
-)
+@rows
 def test_outside_slurm_it_is_said_what_is_missing(
     arguments: Arguments, environ: dict[str, str], what: str
 ) -> None:

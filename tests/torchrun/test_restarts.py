@@ -24,6 +24,7 @@ from slurm_health.torchrun.process import TorchrunEnd
 from slurm_health.torchrun.restarts import Failure, decide, for_restart
 from tests.support.ended_jobs import hang_at
 from tests.support.journals import run_started
+from tests.support.rows import rows
 
 KILLED = """\
 E1122 10:00:00.0 12 api.py:1002] failed (exitcode: -9) local_rank: 0 (pid: 7) of binary: py
@@ -152,20 +153,7 @@ def test_what_was_found_and_decided_is_recorded(tmp_path: Path) -> None:
     assert "SIGKILL" in planned.reason
 
 
-@pytest.mark.parametrize(
-    ("own", "took_s", "check"),
-    [
-        ({"straggler_detection": True}, 40.0, "straggler-detection"),
-        (
-            {"network_check": True, "straggler_detection": True},
-            40.0,
-            "network-check,straggler-detection",
-        ),
-        ({"straggler_detection": True}, 400.0, "network-check"),
-        ({"exclude_straggler": True}, 400.0, "network-check"),
-        ({}, None, "network-check"),
-    ],
-)
+@rows
 def test_the_check_that_was_asked_for_precedes_a_restart_where_it_takes_no_minutes(
     tmp_path: Path, own: dict[str, str | int | bool], took_s: float | None, check: str
 ) -> None:

@@ -16,6 +16,7 @@ from slurm_health.torchrun.arguments import Arguments
 from slurm_health.torchrun.place import TaskPlace
 from slurm_health.torchrun.starts import Training
 from slurm_health.torchrun.train import read
+from tests.support.rows import rows
 
 PYTHON = f"--python={sys.executable}"
 
@@ -49,40 +50,7 @@ def test_a_script_that_is_not_there_is_refused_before_anything_is_checked() -> N
 CHECK = {"network_check": True}
 
 
-@pytest.mark.parametrize(
-    ("argv", "options", "program", "own", "given"),
-    [
-        ("train.py", "", "train.py", {}, {}),
-        ("--network-check --standalone train.py", "--standalone", "train.py", CHECK, {}),
-        ("--nproc-per-node 2 --network_check t.py", "--nproc-per-node 2", "t.py", CHECK, {}),
-        ("--journal /j -t 3 train.py", "-t 3", "train.py", {"journal": "/j"}, {}),
-        (
-            "--straggler_det --role a -m train.py",
-            "--role a -m",
-            "train.py",
-            {"straggler_detection": True},
-            {},
-        ),
-        # What follows the script is its own.
-        (
-            "train.py --network-check -- --journal --python=x",
-            "",
-            "train.py --network-check -- --journal --python=x",
-            {},
-            {},
-        ),
-        ("--nnodes=2 -- train.py -x", "--nnodes=2", "-- train.py -x", {}, {"nnodes": "2"}),
-        ("--nnodes 2 2 2", "--nnodes 2", "2 2", {}, {"nnodes": "2"}),
-        (
-            "--rdzv_endpoint n1:5 --nno=2:3 --node_rank=0 t.py",
-            "--rdzv_endpoint n1:5 --nno=2:3 --node_rank=0",
-            "t.py",
-            {},
-            {"nnodes": "2:3", "rdzv_endpoint": "n1:5", "node_rank": "0"},
-        ),
-        ("-t3 --new-one=4 --new_two 5 t.py", "-t3 --new-one=4 --new_two 5", "t.py", {}, {}),
-    ],
-)
+@rows
 def test_our_options_are_taken_out_and_torchruns_kept_as_they_were_written(
     argv: str, options: str, program: str, own: dict[str, object], given: dict[str, str]
 ) -> None:

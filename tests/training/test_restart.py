@@ -29,6 +29,7 @@ from slurm_health.training.framework import CheckNodes
 from slurm_health.training.restart import FailedScript, after_failure, check_took_s, failure_of
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import run_started
+from tests.support.rows import rows
 
 JOB = 12
 NODES = ("n1", "n2", "n3")
@@ -207,18 +208,7 @@ def test_a_script_is_started_again_on_the_nodes_that_it_has_not_given_back(scene
 Words = tuple[str, ...]  # of one attempt: the plans that followed its failures, oldest first
 
 
-@pytest.mark.parametrize(
-    ("attempts", "follows"),
-    [
-        ([("",)], "check"),  # the first failure
-        ([("check", "")], "stop"),  # checked, found healthy, started again
-        ([("restart", "")], "check"),
-        ([("check",), ("",)], "check"),  # the check had the job leave a node
-        ([("check",), ("check", "")], "stop"),
-        ([("check", ""), ("",)], "stop"),  # requeued by Slurm, which left no node for a fault
-        ([("check", "leave"), ("",)], "check"),
-    ],
-)
+@rows
 def test_a_failure_in_the_same_words_counts_across_a_requeue_until_a_node_is_left(
     scene: Scene, attempts: list[Words], follows: str
 ) -> None:

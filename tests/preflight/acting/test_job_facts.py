@@ -16,6 +16,7 @@ from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system.slurm.client import Client
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import RunJournal, run_started, write_requeued_job
+from tests.support.rows import rows
 
 JOB = 12
 
@@ -98,20 +99,7 @@ def facts(slurm: FakeSlurm, **changes: object) -> JobFacts:
     )
 
 
-@pytest.mark.parametrize(
-    ("constraint", "nodes", "free"),
-    [
-        ("(null)", PARTITION, 2),
-        ("h100", {"n1", "n2", "n3"}, 1),
-        ("h100&ib", {"n1", "n2"}, 0),
-        ("ib,h100", {"n1", "n2"}, 0),
-        ("h100|ib", PARTITION, None),
-        ("[h100|ib]", PARTITION, None),
-        ("h100*2&ib*2", PARTITION, None),
-        ("(h100&ib)|a100", PARTITION, None),
-        ("a100", PARTITION, 2),  # it runs where that is not: what is shown is not what rules
-    ],
-)
+@rows
 def test_a_job_may_run_on_the_nodes_that_have_all_features_it_asks_for(
     slurm: FakeSlurm, constraint: str, nodes: set[str], free: int | None
 ) -> None:
@@ -124,18 +112,7 @@ def test_a_job_may_run_on_the_nodes_that_have_all_features_it_asks_for(
     assert (known.narrowed_by, known.free) == (narrowed, free)
 
 
-@pytest.mark.parametrize(
-    ("name", "flags", "nodes"),
-    [
-        ("mine", "SPEC_NODES", {"n1", "n2", "n3"}),
-        ("mine", "IGNORE_JOBS,SPEC_NODES", {"n1", "n2", "n3"}),
-        ("mine", "STATIC", {"n1", "n2", "n3"}),
-        ("mine", "", PARTITION),  # Slurm chose them, and puts others in their place
-        ("mine", "SPEC_NODES,REPLACE_DOWN", PARTITION),
-        ("mine", "SPEC_NODES,FLEX", PARTITION),
-        ("gone", "SPEC_NODES", PARTITION),
-    ],
-)
+@rows
 def test_a_job_may_run_on_the_nodes_of_its_reservation_if_these_stay_the_same(
     slurm: FakeSlurm, name: str, flags: str, nodes: set[str]
 ) -> None:

@@ -28,6 +28,7 @@ from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import RunJournal, run_started
+from tests.support.rows import rows
 from tests.support.sites import write_site
 
 JOB = 12
@@ -96,14 +97,7 @@ def test_a_drain_that_is_refused_does_not_keep_the_job_on_the_bad_node(scene: Sc
     assert ("done", "drain", False) in scene.told()
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"BatchFlag": 0}, "not a batch job"),
-        ({"Requeue": 0}, "--no-requeue"),
-        ({"ReqNodeList": "n[2-3]"}, "it asks for n3 by name (--nodelist)"),
-    ],
-)
+@rows
 def test_a_job_that_cannot_move_stops_and_says_why(
     scene: Scene, changes: dict[str, object], said: str
 ) -> None:
@@ -127,18 +121,7 @@ def test_a_job_that_started_smaller_than_wanted_names_its_nodes_for_the_scripts_
     assert (finished.disposition, finished.nodes) == ("proceed", nodes)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "said"),
-    [
-        ({}, ""),  # it is left for an idle one
-        ({"n4": {"state": "IDLE+DRAIN"}}, "for 1 other node: none is free"),
-        ({"n4": {"state": "IDLE+PLANNED"}}, "for 1 other node: none is free"),  # a job is to get it
-        ({"n4": {"state": "IDLE+RESERVED"}}, "for 1 other node: none is free"),
-        ({"n4": {"state": "IDLE~"}}, "for 1 other node: none is free"),  # it is powered down
-        ({"n4": {"hardware": "64 256000 (null)"}}, "for 1 other node: none is free"),
-        ({"n1": {"state": "MIXED+DRAIN"}}, "it would have to wait for nodes: n1 is draining"),
-    ],
-)
+@rows
 def test_a_slow_node_is_not_left_if_no_node_like_it_is_free(
     scene: Scene, nodes: dict[str, dict[str, str]], said: str
 ) -> None:
@@ -244,15 +227,7 @@ def test_a_job_that_cannot_be_requeued_stops_for_a_faulty_node_and_stays_on_a_sl
     assert scene.slurm.calls("scancel") == ([] if no_submissions else [["scancel", "13"]])
 
 
-@pytest.mark.parametrize(
-    ("flags", "state", "kept_off"),
-    [
-        ("Alloc", "IDLE", True),
-        ("(null)", "IDLE", False),
-        ("Alloc", "DOWN", False),
-        ("Alloc", "IDLE+PLANNED", False),
-    ],
-)
+@rows
 def test_a_helper_leaves_the_jobs_nodes_to_it_if_they_forget_late_and_another_is_free(
     scene: Scene, flags: str, state: str, kept_off: bool
 ) -> None:
@@ -352,14 +327,7 @@ def test_a_jobs_drain_has_a_hooks_note_and_counts_where_hooks_count(scene: Scene
     assert (entry.node, entry.job, entry.uid, entry.hook) == ("n3", JOB, 0, "check")
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("[hooks]\ndrain=false\n", "hooks.drain is false"),
-        ("", "breaker.directory is not set"),
-        ("nonsense", "the site's rules for drains cannot be read"),
-    ],
-)
+@rows
 def test_where_hooks_may_not_drain_a_job_may_not_either(scene: Scene, text: str, said: str) -> None:
     scene.slurm.set(admin=True)
     write_site(scene.site_file.parent, text)

@@ -21,6 +21,7 @@ from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Job
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import Clock
+from tests.support.rows import rows
 
 JOB = 12
 OWN = "it's mine; a=b"
@@ -172,15 +173,7 @@ def test_a_job_stays_held_until_its_nodes_have_forgotten_the_attempt_that_ended(
     assert scene.slept[-1] == held_s
 
 
-@pytest.mark.parametrize(
-    ("least", "busy", "asked"),
-    [
-        (None, ["n3", "n4"], ("3", "6", "12")),
-        (2, [], ("3", "6", "12")),
-        (2, ["n3", "n4"], ("2", "4", "8")),  # the helper runs on n1
-        (3, ["n3", "n4"], ("3", "6", "12")),
-    ],
-)
+@rows
 def test_a_job_with_a_range_of_nodes_asks_for_no_more_than_are_free(
     scene: Scene, least: int | None, busy: list[str], asked: tuple[str, str, str]
 ) -> None:

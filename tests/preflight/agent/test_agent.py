@@ -36,6 +36,7 @@ from slurm_health.system import journal
 from tests.support.agent_stage import Stage, end_of
 from tests.support.frozen import FREEZER, frozen
 from tests.support.journals import Clock
+from tests.support.rows import rows
 from tests.support.supervised import descendants, eventually, write_executable
 
 
@@ -99,15 +100,7 @@ def test_a_worker_that_dies_in_a_round_is_a_crash_and_is_replaced(running: Stage
 FAILED, NOT_RUN = Outcome.FAILED, Outcome.NOT_RUN
 
 
-@pytest.mark.parametrize(
-    ("how", "outcome", "flags", "detail"),
-    [
-        ("dies-with-partner", FAILED, (False, False, False), "process died: killed by SIGABRT"),
-        ("raises", FAILED, (True, False, False), "RuntimeError: out of memory"),
-        ("computes-wrongly", FAILED, (True, True, False), ""),
-        ("cannot", NOT_RUN, (False, False, True), "matmul: another process holds the device"),
-    ],
-)
+@rows
 def test_what_fails_in_a_round_is_this_nodes_fault_only_where_no_other_can_be_its_cause(
     running: Stage, how: str, outcome: Outcome, flags: tuple[bool, bool, bool], detail: str
 ) -> None:
@@ -332,15 +325,7 @@ ECC = "device 3: CUDA error: uncorrectable ECC error encountered"
 UNSEEN = "Slurm gave the job 4 GPUs here, none of them can be seen"
 
 
-@pytest.mark.parametrize(
-    ("how", "environ", "failed", "starting"),
-    [
-        ("well", {"SLURM_GPUS_ON_NODE": "4"}, {"reason": UNSEEN}, 0),
-        ("refusing", {}, {"reason": BUSY, "torch": "2.4.0"}, 1),
-        ("no-torch", {}, {"reason": "its python has no torch", "no_torch": True}, 0),
-        ("broken-device", {}, {"reason": ECC, "torch": "2.4.0", "device_failed": True}, 1),
-    ],
-)
+@rows
 def test_why_the_workers_of_a_node_do_not_get_ready_is_told_and_the_agent_stays(
     stage: Stage, how: str, environ: dict[str, Any], failed: dict[str, Any], starting: int
 ) -> None:

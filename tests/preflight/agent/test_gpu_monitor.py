@@ -25,6 +25,7 @@ from slurm_health.records.gpu_load import (
 )
 from tests.played_gpu import nvml_library
 from tests.played_gpu.description import VARIABLE, Fault, Machine, machine, with_faults, write
+from tests.support.rows import rows
 
 DEADLINE_S = 60
 
@@ -215,15 +216,7 @@ def test_it_ends_with_0_when_nobody_needs_it_any_more(sampler: Sampler, how: str
     assert sampler.wait() == 0
 
 
-@pytest.mark.parametrize(
-    ("code", "why"),
-    [
-        (9, "the NVIDIA driver is not loaded"),
-        (18, "the NVIDIA driver and its library are of different versions"),
-        (999, "NVML does not start"),
-        (0, "NVML sees no GPU here"),
-    ],
-)
+@rows
 def test_where_it_cannot_sample_its_only_line_says_why(
     sampler: Sampler, code: int, why: str
 ) -> None:

@@ -23,40 +23,20 @@ from slurm_health.preflight.agent.node_facts import (
     usable_cpus,
     visible_devices,
 )
+from tests.support.rows import rows
 
 NODES = ("local0", "local1", "local2", "local3")
 CUDA = "CUDA_VISIBLE_DEVICES"
 
 
-@pytest.mark.parametrize(
-    ("target", "hostname", "address"),
-    [
-        ("127.0.0.1", "no-such-host.invalid", "127.0.0.1"),  # the route to where srun was started
-        ("", "localhost", "127."),
-        ("fe80::1", "localhost", "127."),
-        ("not an address", "localhost", "127."),
-        ("", "no such host", "no such host"),  # nothing resolves it: it is all there is
-    ],
-)
+@rows
 def test_the_address_is_that_of_a_usable_route_or_else_the_names(
     target: str, hostname: str, address: str
 ) -> None:
     assert own_address({"SLURM_LAUNCH_NODE_IPADDR": target}, hostname).startswith(address)
 
 
-@pytest.mark.parametrize(
-    ("environ", "backend", "said"),
-    [
-        ({}, "gloo", "lo"),
-        (
-            {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "ib0"},
-            "gloo",
-            "GLOO_SOCKET_IFNAME=eth1",
-        ),
-        ({"NCCL_SOCKET_IFNAME": "ib0"}, "nccl", "NCCL_SOCKET_IFNAME=ib0"),
-        ({"NCCL_SOCKET_IFNAME": ""}, "nccl", "NCCL's own choice (the node's address is on lo)"),
-    ],
-)
+@rows
 def test_the_interface_is_the_users_choice_or_who_chooses_is_said(
     environ: Mapping[str, str], backend: str, said: str
 ) -> None:
@@ -68,19 +48,7 @@ def test_the_interface_of_an_address_is_found() -> None:
     assert interface_of("192.0.2.77") is None  # an address for documentation
 
 
-@pytest.mark.parametrize(
-    ("environ", "count"),
-    [
-        ({"CUDA_VISIBLE_DEVICES": "0,1,2"}, 3),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-5ebe9f43, MIG-1"}, 2),
-        ({"CUDA_VISIBLE_DEVICES": ""}, 0),
-        ({"CUDA_VISIBLE_DEVICES": "-1"}, 0),
-        ({"CUDA_VISIBLE_DEVICES": "1,-1,2"}, 1),
-        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 0),
-        ({"ROCR_VISIBLE_DEVICES": "0"}, 1),
-        ({}, 0),
-    ],
-)
+@rows
 def test_the_job_sees_as_many_devices_as_slurm_gave_it(
     tmp_path: Path, environ: Mapping[str, str], count: int
 ) -> None:
@@ -100,16 +68,7 @@ def test_without_a_word_from_slurm_amd_accelerators_are_counted_by_the_kernel(
     assert device_count({"ROCR_VISIBLE_DEVICES": "1"}, root=tmp_path) == 1
 
 
-@pytest.mark.parametrize(
-    ("told", "of_the_job", "visible", "said"),
-    [
-        ("1", 8, 1, "Slurm gave the job 8 GPUs here, 1 of them can be seen"),
-        ("", 8, 0, "Slurm gave the job 8 GPUs here, none of them can be seen"),
-        ("2", 0, 1, "Slurm gave the job 2 GPUs here, 1 of them can be seen"),
-        ("1", 8, 8, ""),
-        ("", 0, 0, ""),
-    ],
-)
+@rows
 def test_devices_of_the_job_that_are_not_seen_are_said_though_slurm_tells_the_step_otherwise(
     told: str, of_the_job: int, visible: int, said: str
 ) -> None:
@@ -138,15 +97,7 @@ def test_a_node_has_the_cpus_of_the_job_but_not_more_than_it_may_use(
     assert usable_cpus({"SLURM_CPUS_ON_NODE": told}) == (count or allowed)
 
 
-@pytest.mark.parametrize(
-    ("address", "pattern", "leaf"),
-    [
-        ("n1", "node", ""),
-        ("spine.leaf1.n1", "switch.switch.node", "leaf1"),
-        ("n1", "switch.switch.node", ""),
-        ("b1.n1", "block.node", ""),
-    ],
-)
+@rows
 def test_the_leaf_switch_is_what_slurmd_tells_a_task(address: str, pattern: str, leaf: str) -> None:
     environ = {"SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}
     assert leaf_switch(environ) == leaf
@@ -171,14 +122,7 @@ def devices_of_each(nodes: tuple[str, ...], devices: VisibleDevices) -> list[str
     return [environs[node][devices.variable] for node in nodes]
 
 
-@pytest.mark.parametrize(
-    ("count", "names", "shares"),
-    [
-        (2, ["4", "5", "GPU-6", "GPU-7"], ["4,5", "GPU-6,GPU-7"]),
-        (3, [*"01234567"], ["0,1", "2,3", "4,5"]),  # those left over are not used
-        (4, ["0", "1", "2"], ["0", "1", "2", "0"]),  # by turns
-    ],
-)
+@rows
 def test_devices_are_divided_equally_by_the_names_that_the_caller_gave(
     count: int, names: list[str], shares: list[str]
 ) -> None:

@@ -9,6 +9,7 @@ from slurm_health.preflight.agent.node_round import NodeRound, RoundEnding, roun
 from slurm_health.preflight.agent.worker_process import Done, Gone, ScopeEntered
 from slurm_health.records.records import GroupAborted, ProbeUsed, Rendezvous, RoundStarted, Sampled
 from slurm_health.records.verdict import Outcome
+from tests.support.rows import rows
 
 STARTED = RoundStarted(
     round=3,
@@ -100,24 +101,9 @@ def test_a_failure_is_known_before_the_others_are_done_who_stay_if_they_heed_an_
 
 
 ALONE = ": NCCL does not initialise on device 1, even by itself"
-TWO = ": NCCL does not connect devices 1 and 2, though it initialises on each by itself"
-FAR = (
-    ": NCCL does not connect all 2 devices with those of the other node,"
-    " though it initialises on each by itself; which one is at fault is not known"
-)
 
 
-@pytest.mark.parametrize(
-    ("node", "connecting", "apart", "said"),
-    [
-        ("n3", [[], []], 0, ""),
-        ("n3", [[1], []], 1, ALONE),
-        ("n3", [[0, 1], [1]], 1, ALONE),
-        ("n3", [[0, 1], [0, 1]], 0, ": NCCL does not connect all 2 devices"),
-        ("n3", [[], [1, 2], [1, 2], []], 0, TWO),
-        ("n2", [[0, 1, 2, 3], [0, 1, 2, 3]], 1, FAR),
-    ],
-)
+@rows
 def test_what_hangs_while_nccl_connects_is_named_as_closely_as_it_is_known(
     node: str, connecting: list[list[int]], apart: int, said: str
 ) -> None:
@@ -142,17 +128,7 @@ def test_workers_are_replaced_with_one_that_is_spent_whichever_of_them_failed(sp
     assert [ending.replace for ending in (first, last) if ending] == [spent == "first", True]
 
 
-@pytest.mark.parametrize(
-    ("scopes", "crashed"),
-    [
-        ([], True),
-        (["solo"], True),
-        (["solo", "node"], True),
-        (["solo", "rail"], False),
-        (["pair"], False),
-        (["pair", "solo"], True),
-    ],
-)
+@rows
 def test_a_death_is_the_nodes_own_where_no_partner_can_be_its_cause(
     scopes: list[str], crashed: bool
 ) -> None:
@@ -168,14 +144,7 @@ def test_a_death_is_the_nodes_own_where_no_partner_can_be_its_cause(
     )
 
 
-@pytest.mark.parametrize(
-    ("scopes", "said"),
-    [
-        (("solo", "solo"), " on device 1"),
-        (("node", "node"), ""),  # it may be stuck because of another one's device
-        (("solo", "node"), ""),
-    ],
-)
+@rows
 def test_a_device_that_never_ends_what_it_does_alone_is_named(
     scopes: tuple[str, str], said: str
 ) -> None:
@@ -190,21 +159,7 @@ def test_a_device_that_never_ends_what_it_does_alone_is_named(
     assert current.stuck() == RoundEnding(outcome=Outcome.TIMED_OUT, detail=detail, replace=True)
 
 
-@pytest.mark.parametrize(
-    ("workers", "stuck", "died"),
-    [
-        (
-            1,
-            "did not finish its own work, and was stopped: late",
-            "check process died: exit code 1",
-        ),
-        (
-            2,
-            "did not finish in check process 0, 1, and was stopped: late",
-            "check process 0 died: exit code 1",
-        ),
-    ],
-)
+@rows
 def test_a_process_of_a_node_without_devices_is_not_called_one(
     workers: int, stuck: str, died: str
 ) -> None:

@@ -31,6 +31,7 @@ from slurm_health.preflight.agent.worker_process import (
 from slurm_health.preflight.agent.workers import AgentSettings, Workers
 from slurm_health.records.records import Record, WorkersFailed
 from tests.support.frozen import FREEZER, frozen
+from tests.support.rows import rows
 from tests.support.supervised import eventually, with_variable, write_executable
 
 L = TypeVar("L", bound=Line)
@@ -121,24 +122,10 @@ def test_an_interpreter_that_is_not_there_is_an_end_with_its_reason(bench: Bench
 
 
 ECC = "CUDA error: uncorrectable ECC error encountered"
-FRAMES = "; ".join(f"echo 'frame #{number}: main + 0x21' >&2" for number in range(30))
 MANY = STDERR_LINES * 50
 
 
-@pytest.mark.parametrize(
-    ("script", "reason"),
-    [
-        ("kill -SEGV $$", "killed by SIGSEGV"),
-        (
-            "echo a >&2; echo 'ImportError: no torch' >&2; exit 1",
-            "exit code 1: ImportError: no torch",
-        ),
-        # The words of a device count more than the hints and frames that follow them.
-        (f"echo '  what():  {ECC}' >&2; echo a hint >&2; {FRAMES}; exit 3", f"exit code 3: {ECC}"),
-        (f"seq {MANY} >&2", f"exit code 0: {MANY}"),  # not all is kept in memory
-    ],
-    ids=["signal", "last line", "device", "many lines"],
-)
+@rows
 def test_the_end_of_a_worker_has_the_reason_that_it_told(
     bench: Bench, script: str, reason: str
 ) -> None:

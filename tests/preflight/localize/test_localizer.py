@@ -24,6 +24,7 @@ from slurm_health.preflight.localize.localizer import (
 from slurm_health.preflight.localize.settings import DeviceKind, settings_from
 from slurm_health.preflight.localize.simulate import Faults, SimulatedCluster, Weather
 from slurm_health.records.probe_catalog import Metric
+from tests.support.rows import rows
 
 Answer = Callable[[int, tuple[str, ...]], GroupResult]
 
@@ -158,14 +159,7 @@ def test_when_nobody_passes_nobody_is_condemned(count: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize(
-    ("kind", "compute", "component"),
-    [
-        (DeviceKind.CPU, 1.6, "node"),
-        (DeviceKind.CPU, 1.0, "network"),
-        (DeviceKind.ACCELERATOR, 1.1, "network"),
-    ],
-)
+@rows
 def test_a_slow_network_is_not_blamed_where_the_cores_that_carry_it_are_slow_too(
     kind: DeviceKind, compute: float, component: str, seed: int
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from slurm_health.preflight.master.job_environment import environ_after
 from slurm_health.records.errors import ConfigError
+from tests.support.rows import rows
 
 BEFORE = {"PATH": os.environ["PATH"], "HOME": "/home/alice", "PWD": "/job", "GONE": "soon"}
 
@@ -53,20 +54,7 @@ def test_values_keep_their_line_ends_and_bytes_that_are_no_text(tmp_path: Path) 
     assert "B" not in found
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "echo NOISE=1; echo NOISE=1 >&2; export X=1",
-        "set -eu; export X=1",
-        "export X=${1:-1}",  # not one of our own words
-        "cd /; export X=1",
-        "exec >/dev/null 3>/dev/null; export X=1",
-        "trap 'echo NOISE=1' EXIT; export X=1",
-        "sleep 1000 & export X=1",
-        "env() { echo NOISE=1; }; export -f env; export X=1",
-        "set -x; export X=1; return 0; export X=2",
-    ],
-)
+@rows
 def test_only_the_environment_of_the_file_counts(tmp_path: Path, text: str) -> None:
     found = after(tmp_path, text, name="a file's.sh")
 
@@ -80,18 +68,7 @@ def test_what_the_shells_own_start_prints_is_no_variable(tmp_path: Path) -> None
     assert "NOISE" not in "".join(after(tmp_path, "", {**BEFORE, "BASH_ENV": str(start)}))
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("return 3", "failed (exit code 3)"),
-        ("export X=1\nset -e\nfalse\nexport X=2\n", "failed (exit code 1)"),
-        ("set -u; echo $NEVER", "failed (exit code 127)"),
-        ("no-such-command", "failed (exit code 127)"),
-        ("if", "failed (exit code"),
-        ("exit 0", "ends the shell that reads it (exit)"),
-        ("kill -KILL $$", "failed (killed by SIGKILL)"),
-    ],
-)
+@rows
 def test_a_file_that_fails_is_an_error_and_its_words_are_kept_out_of_it(
     tmp_path: Path, text: str, said: str
 ) -> None:

@@ -22,6 +22,7 @@ from slurm_health.preflight.master.launcher import (
 from slurm_health.records.errors import SlurmCommandMissing, SlurmError
 from slurm_health.records.records import AgentsLost, LossCause
 from slurm_health.system.slurm.job_gres import NodeGres, Share
+from tests.support.rows import rows
 from tests.support.supervised import eventually, write_executable
 
 DATA = Path(__file__).parents[2] / "data" / "slurm-22.05"
@@ -47,9 +48,12 @@ class Srun:
         self.launchers.append(launcher)
         return launcher
 
-    def says(self, recorded: str, *, code: int = 1, stays: bool = False) -> SlurmLauncher:
-        end = "exec sleep 100" if stays else f"exit {code}"
-        return self.launcher(f"cat {shlex.quote(str(DATA / recorded))} >&2; {end}")
+    def says(self, words: str, *, stays: bool) -> SlurmLauncher:
+        end = "exec sleep 100" if stays else "exit 1"
+        says = f"cat {shlex.quote(str(DATA / words))}"
+        if not words.endswith(".txt"):
+            says = f"printf {shlex.quote(words)}; echo"
+        return self.launcher(f"({says}) >&2; {end}")
 
 
 @pytest.fixture
@@ -131,49 +135,21 @@ def test_without_srun_there_is_an_error_before_anything_is_started(tmp_path: Pat
         SlurmLauncher(12, agent_command, {"PATH": str(tmp_path)}, dict)
 
 
-@pytest.mark.parametrize(
-    ("recorded", "cause", "reason"),
-    [
-        ("srun-exit-both.txt", LossCause.ENDED, "its agent ended: Exited with exit code 4"),
-        (
-            "srun-exit-different.txt",
-            LossCause.ENDED,
-            "its agent ended: Exited with exit code {number}",
-        ),
-        ("srun-segfault.txt", LossCause.ENDED, "its agent ended: Segmentation fault"),
-        ("srun-no-such-command.txt", LossCause.ENDED, "its agent ended: Exited with exit code 2"),
-        (
-            "srun-node-outside.txt",
-            LossCause.ENDED,
-            "Unable to create step for job 6: Requested node configuration is not available",
-        ),
-        ("srun-job-ended.txt", LossCause.JOB_ENDED, "Slurm job 1 has expired"),
-        # It says so itself, even after srun's word of its end.
-        ("srun-agent-says.txt", LossCause.NO_JOURNAL, "does not see the journal /x"),
-    ],
-)
+@rows
 def test_why_there_is_no_agent_decides_whether_another_may_be_started(
-    srun: Srun, recorded: str, cause: LossCause, reason: str
+    srun: Srun, words: str, stays: bool, lost: dict[str, str]
 ) -> None:
-    launcher = srun.says(recorded)
+    """`words` are a file of `tests/data`, or what srun says."""
+    launcher = srun.says(words, stays=stays)
 
     launcher.start(0, NODES)
 
-    lost = losses(launcher, NODES)
-    assert {node: loss.reason for node, loss in lost.items()} == {
-        node: reason.format(number=node[1]) for node in NODES
-    }
-    assert {loss.cause for loss in lost.values()} == {cause}
-
-
-@pytest.mark.parametrize("recorded", ["srun-killed.txt", "srun-exit-one.txt"])
-def test_one_task_that_ended_does_not_concern_the_others(srun: Srun, recorded: str) -> None:
-    launcher = srun.says(recorded, stays=True)
-
-    launcher.start(0, NODES)
-
-    assert set(losses(launcher, ["n2"])) == {"n2"}
-    assert launcher.poll() == []
+    found = losses(launcher, [*lost])
+    assert found.keys() == lost.keys()
+    for node, why in lost.items():
+        cause, _, reason = why.partition(" ")
+        assert (found[node].cause.value, reason in found[node].reason) == (cause, True), node
+    assert not stays or launcher.poll() == []
 
 
 def test_an_agent_that_ends_by_sigterm_is_lost_only_once_the_job_has_not_ended_with_it(
@@ -189,32 +165,6 @@ def test_an_agent_that_ends_by_sigterm_is_lost_only_once_the_job_has_not_ended_w
     assert time.monotonic() - began_s >= JOB_END_S
     assert lost["n2"].reason == "its agent ended: Terminated"
     assert launcher.poll() == []
-
-
-def test_a_node_on_which_no_step_starts_is_told_from_those_that_merely_ended_with_it(
-    srun: Srun,
-) -> None:
-    launcher = srun.says("srun-slurmd-dead.txt")
-
-    launcher.start(0, NODES)
-
-    lost = losses(launcher, NODES)
-    assert (lost["n2"].cause, lost["n2"].reason) == (
-        LossCause.NOT_STARTED,
-        "Communication connection failure",
-    )
-    assert lost["n1"].cause is LossCause.ENDED
-    assert "Application launch failed" in lost["n1"].reason
-
-
-def test_no_node_is_to_blame_where_srun_may_not_open_enough_files(srun: Srun) -> None:
-    launcher = srun.says("srun-few-files.txt", stays=True)
-
-    launcher.start(0, NODES)
-
-    lost = losses(launcher, ["n1", "n2"])
-    assert {loss.cause for loss in lost.values()} == {LossCause.ENDED}
-    assert "ulimit -Hn" in lost["n1"].reason
 
 
 def test_thousands_of_agents_that_end_with_the_launch_of_three_are_lost_in_few_records(
@@ -244,47 +194,6 @@ def test_thousands_of_agents_that_end_with_the_launch_of_three_are_lost_in_few_r
     found = {node: lost for each in polls for lost in each for node in lost.nodes}
     assert [node for node in nodes if found[node].cause is LossCause.NOT_STARTED] == unreached
     assert {found[node].cause for node in killed} == {LossCause.ENDED}
-
-
-@pytest.mark.parametrize(
-    ("line", "nodes", "cause"),
-    [
-        ("srun: error: n[1-2]: tasks 0-1: Killed", ["n1", "n2"], LossCause.ENDED),
-        ("srun: error: Node failure on n2", ["n2"], LossCause.NOT_STARTED),
-    ],
-)
-def test_several_nodes_in_one_line_are_all_meant(
-    srun: Srun, line: str, nodes: list[str], cause: LossCause
-) -> None:
-    launcher = srun.launcher(f"echo '{line}' >&2; exec sleep 100")
-
-    launcher.start(0, NODES)
-
-    lost = losses(launcher, nodes)
-    assert set(lost) == set(nodes)
-    assert {loss.cause for loss in lost.values()} == {cause}
-
-
-LAST = "; echo 'srun: error: last words' >&2; exit 1"
-
-
-@pytest.mark.parametrize(
-    ("script", "reason"),
-    [
-        ("exit 0", "srun ended with exit code 0"),
-        (f"echo 'srun: error: n[1-: task 0: Killed' >&2{LAST}", "last words"),
-        (f"echo 'srun: error: n9: task 0: Killed' >&2{LAST}", "last words"),
-        (f"printf '\\377\\n' >&2{LAST}", "last words"),
-    ],
-)
-def test_an_srun_that_ends_without_a_word_of_its_nodes_has_lost_them_for_its_last_words(
-    srun: Srun, script: str, reason: str
-) -> None:
-    launcher = srun.launcher(script)
-
-    launcher.start(0, NODES)
-
-    assert {loss.reason for loss in losses(launcher, NODES).values()} == {reason}
 
 
 def test_two_launches_are_told_apart(srun: Srun) -> None:
@@ -378,13 +287,7 @@ def test_local_agents_have_different_devices_and_keep_them_when_started_again(
     }
 
 
-@pytest.mark.parametrize(
-    ("end", "cause", "reason"),
-    [
-        (4, LossCause.ENDED, "its agent ended: exit code 4: last"),
-        ("slurm-health agent: n1: does not see it", LossCause.NO_JOURNAL, "does not see it"),
-    ],
-)
+@rows
 def test_a_local_agent_that_ends_is_lost_with_its_last_words(
     local: Start, end: int | str, cause: LossCause, reason: str
 ) -> None:

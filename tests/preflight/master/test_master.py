@@ -24,6 +24,7 @@ from slurm_health.records.records import (
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
 from tests.support.check_main import run
+from tests.support.rows import rows
 from tests.support.supervised import descendants, eventually
 
 FAKE_WORKER = str(Path(__file__).parents[2] / "support" / "fake_worker.py")
@@ -91,16 +92,7 @@ def finish(process: subprocess.Popen[bytes]) -> dict[str, str]:
     return answer
 
 
-@pytest.mark.parametrize(
-    ("how", "level", "said"),
-    [
-        ("dies", Level.FAULTY, ""),
-        ("raises", Level.FAULTY, ""),
-        ("stuck", Level.FAULTY, ""),
-        ("slow", Level.SLOW, "matmul"),
-        ("broken-torch", Level.INCONCLUSIVE, "libtorch_cpu.so"),
-    ],
-)
+@rows
 def test_the_bad_node_is_named_and_its_partners_are_well(
     machine: Machine, how: str, level: Level, said: str
 ) -> None:

@@ -14,6 +14,7 @@ from slurm_health.records import standings
 from slurm_health.records.records import VerdictReached
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.records.verdict import Level, NodeVerdict
+from tests.support.rows import rows
 
 NOW_S = 1_700_000_000.0
 
@@ -45,17 +46,7 @@ def info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
 
 
-@pytest.mark.parametrize(
-    ("level", "prior", "said"),
-    [
-        (
-            standings.Reliability.LEMON,
-            0.282,
-            ["n3 has spoiled 6 of 12 jobs: it is tested more closely"],
-        ),
-        (standings.Reliability.SUSPECT, 0.1, []),
-    ],
-)
+@rows
 def test_a_node_with_a_history_weighs_and_a_lemon_is_named(
     level: standings.Reliability,
     prior: float,

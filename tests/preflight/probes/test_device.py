@@ -8,6 +8,7 @@ import torch
 
 from slurm_health.preflight.probes.context import Unusable
 from slurm_health.preflight.probes.torch_device import claim
+from tests.support.rows import rows
 
 ECC = "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be asynchronous"
 BUSY = "CUDA error: all CUDA-capable devices are busy or unavailable"
@@ -82,13 +83,7 @@ def test_a_device_that_fails_is_told_in_its_own_words(
         claim(1, expected=8, environ={"SLURM_GPUS_ON_NODE": given})
 
 
-@pytest.mark.parametrize(
-    ("name", "environ", "devices"),
-    [
-        ("", {"CUDA_VISIBLE_DEVICES": "MIG-4d3f,MIG-77a1", "SLURM_GPUS_ON_NODE": "2"}, 2),
-        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", {}, 1),
-    ],
-)
+@rows
 def test_parts_of_gpus_are_not_measured_as_if_they_were_gpus(
     monkeypatch: pytest.MonkeyPatch, name: str, environ: dict[str, str], devices: int
 ) -> None:

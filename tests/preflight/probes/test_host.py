@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.preflight.probes.host import numa_nodes, ports_gbit_per_s
+from tests.support.rows import rows
 
 
 def write_port(sys: Path, adapter: str, *, port: str = "1", **files: str) -> None:
@@ -40,18 +41,7 @@ def test_only_active_ports_that_speak_infiniband_or_ethernet_count(sys: Path) ->
     assert ports_gbit_per_s({}, sys / "nowhere") == []
 
 
-@pytest.mark.parametrize(
-    ("environ", "rates"),
-    [
-        ({}, [400.0] * 4 + [100.0]),
-        ({"NCCL_IB_HCA": "mlx5"}, [400.0] * 4),
-        ({"NCCL_IB_HCA": "^mlx5"}, [100.0]),
-        ({"NCCL_IB_HCA": "=mlx5_2:1,mlx5_3:1"}, [400.0] * 2),
-        ({"NCCL_IB_HCA": "ib7"}, []),
-        ({"NCCL_IB_DISABLE": "1"}, []),
-        ({"NCCL_HOSTID": "played-1"}, []),
-    ],
-)
+@rows
 def test_the_ports_of_a_node_are_those_that_nccl_may_use(
     sys: Path, environ: dict[str, str], rates: list[float]
 ) -> None:

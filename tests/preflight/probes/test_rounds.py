@@ -14,6 +14,7 @@ import pytest
 from slurm_health.preflight.agent.worker_process import Worker, end_together
 from tests.support import wrong_torch
 from tests.support.probe_bench import VALUES, Bench, solo
+from tests.support.rows import rows
 from tests.support.supervised import descendants, eventually, write_executable
 
 
@@ -105,15 +106,7 @@ def test_an_interface_that_does_not_exist_is_no_fault_and_is_named(make: type[Be
     assert "GLOO_SOCKET_IFNAME names the interface ib7, but this node has" in done["detail"]
 
 
-@pytest.mark.parametrize(
-    ("code", "outcome", "own_fault"),
-    [
-        (0, "measured", False),
-        (77, "failed", True),
-        (78, "unmeasured", False),
-        (3, "unmeasured", False),
-    ],
-)
+@rows
 def test_the_exit_code_of_a_program_is_its_finding(
     bench: Bench, tmp_path: Path, code: int, outcome: str, own_fault: bool
 ) -> None:
@@ -135,16 +128,7 @@ def measure(context):
 """
 
 
-@pytest.mark.parametrize(
-    ("body", "outcome", "own_fault", "detail"),
-    [
-        ("return [Sample(iteration_ms=[4.0])]", "measured", False, ""),
-        ("raise NodeFault('scratch is read-only')", "failed", True, "scratch is read-only"),
-        ("raise OSError('no scratch')", "failed", True, "mine: OSError: no scratch"),
-        ("raise MemoryError", "unmeasured", False, "mine: MemoryError: "),
-        ("syntax error", "unmeasured", False, "mine.py cannot be loaded: SyntaxError"),
-    ],
-)
+@rows
 def test_a_probe_of_ones_own_is_one_file(
     bench: Bench, tmp_path: Path, body: str, outcome: str, own_fault: bool, detail: str
 ) -> None:

@@ -29,6 +29,7 @@ from slurm_health.preflight.probes.timing import (
 )
 from slurm_health.preflight.probes.torch_device import TorchDevice
 from slurm_health.system.killable import Answered, run_one
+from tests.support.rows import rows
 
 DEVICE = TorchDevice(torch.device("cpu"))
 
@@ -138,18 +139,7 @@ def test_what_another_process_takes_of_a_processor_is_left_out() -> None:
     assert elapsed_ms - taken_ms == pytest.approx(ran_s * 1e3, abs=0.2 * elapsed_ms)
 
 
-@pytest.mark.parametrize(
-    ("unserved_s", "ran_s", "machine_s", "taken_s"),
-    [
-        pytest.param(0.5, 0.5, (1.0, 0.0, 1.0), 0.0, id="workers of one node take nothing"),
-        pytest.param(0.5, 0.5, (1.0, 0.0, 0.8), 0.2, id="others do"),
-        pytest.param(0.1, 0.9, (64.0, 0.0, 0.9), 0.1, id="no more than the thread waited for"),
-        pytest.param(0.9, 0.4, (9.0, 0.0, 0.4), 0.6, id="not what the busiest thread ran"),
-        pytest.param(
-            0.0, 0.8, (0.75, 0.25, 0.75), 0.2, id="a hypervisor, as a thread seems to run"
-        ),
-    ],
-)
+@rows
 def test_what_others_took_of_a_window(
     unserved_s: float, ran_s: float, machine_s: tuple[float, float, float], taken_s: float
 ) -> None:

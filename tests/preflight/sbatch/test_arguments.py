@@ -17,6 +17,7 @@ from slurm_health.preflight.sbatch.arguments import (
     parse,
 )
 from slurm_health.records.errors import UsageError
+from tests.support.rows import rows
 
 OWN = {"check": True, "journal": True, "dry-run": False}
 # As pyxis and other plugins appear in the help.
@@ -38,44 +39,7 @@ def read(*words: str, help_text: Callable[[], str] = never) -> CommandLine:
     return parse(words, own=OWN, read_help=help_text)
 
 
-@pytest.mark.parametrize(
-    ("words", "script"),
-    [
-        (["t.sh"], 0),
-        (["-N", "5", "t.sh"], 2),
-        (["-N5", "t.sh"], 1),
-        (["-HN5", "t.sh"], 1),
-        (["-HN", "5", "t.sh"], 2),
-        (["-HWvv", "t.sh"], 1),
-        (["-k", "t.sh"], 1),
-        (["-koff", "t.sh"], 1),
-        (["-Hk", "t.sh"], 1),
-        (["--nodes=5", "t.sh"], 1),
-        (["--nodes", "5", "t.sh"], 2),
-        (["--nodes=", "t.sh"], 1),
-        (["--no-kill", "t.sh"], 1),
-        (["--exclusive", "t.sh"], 1),
-        (["--exclusive=user", "t.sh"], 1),
-        (["--nice", "t.sh"], 1),
-        (["--requeue=expedite", "t.sh"], 1),
-        (["--requeue", "t.sh"], 1),
-        (["--propagate", "t.sh"], 1),
-        (["--get-user-env=10L", "t.sh"], 1),
-        (["--part", "gpu", "t.sh"], 2),
-        (["--part=gpu", "t.sh"], 1),
-        (["--mem", "1G", "t.sh"], 2),
-        (["--conta", "image", "t.sh"], 2),
-        (["--ntasks-per", "4", "t.sh"], 2),
-        (["--", "t.sh"], 1),
-        (["--", "-N5"], 1),
-        (["-J", "--check=off", "t.sh"], 2),
-        (["-J", "--", "t.sh"], 2),
-        (["-"], 0),
-        (["", "x"], 0),
-        (["t.sh", "-N", "5", "--check=off", ":"], 0),
-        (["--spank-option=1", "t.sh"], 1),
-    ],
-)
+@rows
 def test_script_is_found_where_sbatch_finds_it(words: list[str], script: int) -> None:
     line = read(*words)
     assert line.undecided is None
@@ -121,17 +85,7 @@ def test_components_of_a_heterogeneous_job_are_noticed(words: list[str]) -> None
     assert line.plain == words
 
 
-@pytest.mark.parametrize(
-    ("words", "script"),
-    [
-        (["--container-image", "a.sqsh", "t.sh"], 2),
-        (["--container-mount-home", "t.sh"], 1),
-        (["--x-level", "t.sh"], 1),
-        (["--container-im", "a.sqsh", "t.sh"], 2),
-        # 22.05 has no option beside --constraint that begins like this; later releases do.
-        (["--cons", "a100", "t.sh"], 2),
-    ],
-)
+@rows
 def test_help_of_sbatch_decides_what_the_table_does_not(words: list[str], script: int) -> None:
     line = read(*words, help_text=lambda: PLUGIN_HELP)
     assert line.undecided is None

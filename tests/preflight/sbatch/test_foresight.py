@@ -14,6 +14,7 @@ from slurm_health.preflight.config import SITE_FILE_VARIABLE
 from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.sbatch.foresight import warnings
 from slurm_health.system.proc import mount_of, mounted
+from tests.support.rows import rows
 from tests.support.supervised import write_executable
 
 SCRIPT = b"#!/bin/sh\n#SBATCH -N2\nsrun train\n"
@@ -107,16 +108,7 @@ def test_nothing_is_said_of_an_interpreter_that_is_a_script(
     assert not (tmp_path / "called").exists()
 
 
-@pytest.mark.parametrize(
-    ("spec", "asked"),
-    [
-        (JobSpec(), {}),
-        (JobSpec(check="light"), {"gpus": "8"}),
-        (JobSpec(), {"container": "x"}),
-        (JobSpec(), {"container-image": "x"}),
-        (JobSpec(), {"export": "NONE"}),
-    ],
-)
+@rows
 def test_nothing_is_said_of_a_job_without_a_wish_for_torch_or_with_another_image_or_path(
     desk: Desk, spec: JobSpec, asked: dict[str, str]
 ) -> None:
@@ -137,18 +129,7 @@ def test_an_interpreter_that_is_not_here_is_named(desk: Desk) -> None:
     assert desk.said(JobSpec(python="python3.99"), asked={"export": "NONE,A=1"}) == []
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "conda activate train",
-        "  micromamba activate train",
-        "module load cuda pytorch",
-        "ml pytorch",
-        "source $VENV/bin/activate",
-        ". ~/miniconda3/bin/activate train",
-        "uv run train.py",
-    ],
-)
+@rows
 def test_a_line_that_activates_an_environment_is_named_with_the_two_ways_out(
     desk: Desk, line: str
 ) -> None:

@@ -12,6 +12,7 @@ from slurm_health.preflight.sbatch.node_counts import (
     options_asked,
 )
 from slurm_health.records.errors import UsageError
+from tests.support.rows import rows
 
 
 def asked(
@@ -107,14 +108,7 @@ def test_gpus_of_all_nodes_together_are_refused_wherever_they_are_asked_for() ->
         node_counts(asked("-N4", environ={"SBATCH_GPUS": "8"}), 1)
 
 
-@pytest.mark.parametrize(
-    ("environ", "found"),
-    [
-        ({"SLURM_CLUSTERS": "b"}, {"clusters": "b"}),
-        ({"SLURM_CLUSTERS": "b", "SBATCH_CLUSTERS": "a"}, {"clusters": "b"}),
-        ({"SBATCH_TIMELIMIT": "60"}, {"time": "60"}),
-    ],
-)
+@rows
 def test_variables_that_sbatch_reads_are_options_of_the_job(
     environ: Mapping[str, str], found: Mapping[str, str]
 ) -> None:

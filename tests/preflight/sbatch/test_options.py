@@ -14,6 +14,7 @@ from slurm_health.preflight.options import FOR_JOB, given_in, job_spec
 from slurm_health.records.decoding import from_json
 from slurm_health.records.errors import ConfigError
 from tests.support.desk import Desk, launcher_spec
+from tests.support.rows import rows
 
 
 @pytest.mark.parametrize(
@@ -48,18 +49,7 @@ def test_command_line_wins_over_environment_over_script(desk: Desk) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("--max-requeue=1", r"s\.sh, line 3: --max-requeue: unknown.*mean --max-requeues\?"),
-        ("--dry-run", r"s\.sh, line 3: --dry-run: unknown option"),
-        ("spares=1", r"s\.sh, line 3: spares: unknown"),
-        ("--max-requeues", r"s\.sh, line 3: --max-requeues: needs a value"),
-        ("--on-straggler=shoot", r"line 3: --on-straggler: 'shoot' is not one of exclude, report"),
-        ("--check=fast", r"s\.sh, line 3: --check: fast: no such probe; valid: auto"),
-        ("--journal='x", r"s\.sh, line 3: #HEALTH: cannot be read: no closing quotation"),
-    ],
-)
+@rows
 def test_bad_line_is_named_with_its_number(desk: Desk, line: str, message: str) -> None:
     (desk.directory / "s.sh").write_text(f"#!/bin/sh\n#SBATCH -N2\n#HEALTH {line}\n")
     with pytest.raises(ConfigError, match=message):

@@ -15,6 +15,7 @@ from slurm_health.preflight.decide.policy import OnUnchecked
 from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.sbatch import script as batch_script
 from tests.support.full_filesystem import full_filesystem, noexec_filesystem
+from tests.support.rows import rows
 from tests.support.supervised import MAIN, Bench, eventually, write_executable
 
 DATA = Path(__file__).parents[2] / "data" / "batch_script"
@@ -231,15 +232,7 @@ echo >>"$LOG"
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-@pytest.mark.parametrize(
-    ("choice", "comment", "code", "note"),
-    [
-        ("proceed", "(null)", 0, "UNCHECKED: {why}"),
-        ("proceed", "mine: a=1 | 2", 0, "UNCHECKED: {why} | own comment: mine: a=1 | 2"),
-        ("proceed", "slurm-health: x | own comment: y", 0, "UNCHECKED: {why} | own comment: y"),
-        ("stop", "slurm-health: x", 4, "UNCHECKED: {why}"),
-    ],
-)
+@rows
 def test_where_we_are_not_the_comment_says_so_and_keeps_the_jobs_own(
     bench: Bench, shell: str, choice: str, comment: str, code: int, note: str
 ) -> None:

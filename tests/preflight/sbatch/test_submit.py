@@ -21,6 +21,7 @@ from slurm_health.system.slurm import command
 from tests.support.command_line import COMMAND
 from tests.support.desk import FAKE, SCRIPT, Desk, inside, launcher_spec, launcher_words
 from tests.support.full_filesystem import NO_LARGE_FILES
+from tests.support.rows import rows
 from tests.support.stranger import as_stranger
 from tests.support.supervised import eventually, write_executable
 
@@ -41,19 +42,7 @@ def test_script_goes_in_a_file_of_the_same_name(
 
 
 @pytest.mark.root
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["missing.sh"], "sbatch: a word on stderr"),
-        (["{closed}/train.sh"], "sbatch: a word on stderr"),
-        (["--check={closed}/probe", "train.sh"], "{closed}/probe: is not a program that can be"),
-        (
-            ["--setup={closed}/setup.sh", "train.sh"],
-            "--setup={closed}/setup.sh: cannot be read",
-        ),
-        (["--journal={closed}/a/b", "train.sh"], "{closed} cannot be written here: the job runs"),
-    ],
-)
+@rows
 def test_a_directory_that_is_closed_to_the_user_ends_in_a_sentence(
     words: list[str], said: str
 ) -> None:
@@ -128,15 +117,7 @@ def test_option_of_a_plugin_is_looked_up(desk: Desk) -> None:
     assert Path(f"{desk.record}.help").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "extra"),
-    [
-        (["--check=off", "-N2", "train.sh", "--check=off"], {}),
-        (["-N2", "train.sh", "--check=off"], {"SLURM_HEALTH_CHECK": "off"}),
-        (["--check=off", "-N2", "--wrap=x"], {}),
-        (["--check=off", "-N1", ":", "-N2", "train.sh"], {}),
-    ],
-)
+@rows
 def test_check_off_is_plain_sbatch(desk: Desk, words: list[str], extra: Mapping[str, Any]) -> None:
     assert desk.submit(*words, **extra) == 0
     assert desk.words == [word for word in words if word != "--check=off"] + (
@@ -169,23 +150,7 @@ def test_what_sbatch_refuses_it_is_given_as_it_is(
     assert (desk.words, desk.text) == (["-N2"], script)
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (["--test-only", "train.sh"], 0),
-        (["-N2", "--version"], 0),
-        (["-V"], 0),
-        (["--usage"], 0),
-        (["--external", "-N2"], 0),
-        (["--test-on", "-J", "x", "train.sh", "a"], 0),
-        (["missing.sh"], 1),
-        (["."], 1),
-        (["--wrap=x", "train.sh"], 1),
-        (["--bogus", "train.sh"], 1),
-        (["-Y"], 1),
-        (["-N"], 1),
-    ],
-)
+@rows
 def test_what_submits_no_script_or_is_refused_goes_straight_to_sbatch(
     desk: Desk, words: list[str], code: int
 ) -> None:

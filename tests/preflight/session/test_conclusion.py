@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from slurm_health.preflight.session.conclusion import Known, concluded, merged
 from slurm_health.records.gpu_load import HARDWARE_THERMAL, Burn
 from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict, Verdict
+from tests.support.rows import rows
 
 WRONG = "device 3 computes wrong results"
 WELL = {
@@ -38,19 +39,7 @@ def test_where_all_nodes_are_crowded_alike_that_is_usual_there() -> None:
     assert judged(WELL, Known(served={"n1": 0.2, "n2": 0.3, "n3": 0.2})) == WELL
 
 
-@pytest.mark.parametrize(
-    ("wrong", "exact", "level"),
-    [
-        (["n1"], ["n2", "n3"], Level.FAULTY),
-        (["n1"], ["n1", "n2", "n3"], Level.FAULTY),  # right at other times
-        (["n1"], ["n2"], Level.FAULTY),
-        (["n1"], ["n1"], Level.FAULTY),
-        (["n1"], [], Level.INCONCLUSIVE),
-        (["n1", "n2"], [], Level.INCONCLUSIVE),
-        (["n1", "n2"], ["n3"], Level.INCONCLUSIVE),
-        (["n1", "n2"], ["n1", "n2"], Level.INCONCLUSIVE),
-    ],
-)
+@rows
 def test_one_wrong_result_is_proof_where_others_are_right_and_never_healthy(
     wrong: list[str], exact: list[str], level: Level
 ) -> None:

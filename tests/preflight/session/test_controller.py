@@ -32,6 +32,7 @@ from slurm_health.records.records import (
 )
 from slurm_health.records.verdict import Level, Outcome
 from tests.support import accusing
+from tests.support.rows import rows
 from tests.support.session_story import LIMITS, NODES, START_S, Story, measured, ready, started
 
 
@@ -270,15 +271,7 @@ def ends(story: Story, *nodes: str) -> dict[str, tuple[Level, str]]:
     return {node.node: (node.level, node.reason) for node in record.nodes}
 
 
-@pytest.mark.parametrize(
-    ("failing", "torch", "level", "reason"),
-    [
-        (["n4"], "2.4", Level.FAULTY, f"{ECC}, twice; most nodes can use theirs"),
-        (["n4"], "2.6", Level.INCONCLUSIVE, f"could not be measured: {ECC}"),
-        (["n3", "n4"], "2.4", Level.INCONCLUSIVE, f"could not be measured: {ECC}"),
-    ],
-    ids=["one", "one with another torch", "half"],
-)
+@rows
 def test_a_device_that_failed_twice_is_the_nodes_fault_unless_the_softwares_it_may_be(
     failing: list[str], torch: str, level: Level, reason: str
 ) -> None:
@@ -294,15 +287,7 @@ def test_a_device_that_failed_twice_is_the_nodes_fault_unless_the_softwares_it_m
     assert {concluded[node] for node in failing} == {(level, reason)}
 
 
-@pytest.mark.parametrize(
-    ("kept", "opens", "level"),
-    [
-        (True, False, Level.FAULTY),
-        (False, False, Level.INCONCLUSIVE),
-        (True, True, Level.HEALTHY),
-    ],
-    ids=["never", "driver keeps no state", "late"],
-)
+@rows
 def test_a_node_whose_devices_do_not_open_is_faulty_unless_its_driver_starts_anew_for_them(
     kept: bool, opens: bool, level: Level
 ) -> None:
@@ -361,15 +346,7 @@ def values(node: str, index: int) -> Record:
     )
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        ready("n4", torch="1.13", devices=4),
-        # Its ranks would wait for ranks that never come, and the fault be its partner's.
-        ready("n4", devices=2),
-    ],
-    ids=["other torch", "fewer devices"],
-)
+@rows
 def test_a_node_unlike_the_others_is_not_compared_with_them(odd: WorkersReady) -> None:
     story = Story()
     story.does(AgentsLaunched)

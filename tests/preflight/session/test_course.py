@@ -16,6 +16,7 @@ from slurm_health.records.verdict import (
     Level,
     Outcome,
 )
+from tests.support.rows import rows
 
 NODES = ("n1", "n2", "n3", "n4")
 WRONG = "device 0 computes wrong results"
@@ -84,14 +85,7 @@ def nodes_of(phase: str, ended: Ended, names: Sequence[str]) -> list[set[str]]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("crashed", "said", "reason"),
-    [
-        (True, WRONG, f"{WRONG} (2 solo tests)"),
-        (False, "", "did not finish in time (2 solo tests)"),
-    ],
-    ids=["computes wrongly", "hangs"],
-)
+@rows
 def test_who_fails_twice_alone_is_faulty_and_meets_nobody(
     crashed: bool, said: str, reason: str
 ) -> None:

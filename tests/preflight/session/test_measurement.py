@@ -17,6 +17,7 @@ from slurm_health.preflight.session.measurement import (
 from slurm_health.records.probe_catalog import Metric
 from slurm_health.records.records import NodeReported, Sampled
 from slurm_health.records.verdict import GroupResult, Level, Outcome
+from tests.support.rows import rows
 
 GROUP = ("n1", "n2")
 ALLGATHER, MATMUL = Metric(probe="allgather"), Metric(probe="matmul")
@@ -192,20 +193,7 @@ def test_a_group_of_which_a_member_was_not_timed_has_no_time_for_verdict_and_tab
     assert not [figure for figures in shown.values() for figure in figures]
 
 
-@pytest.mark.parametrize(
-    ("told", "timed_out", "silent", "outcome"),
-    [
-        ({"n1": Outcome.MEASURED, "n2": Outcome.MEASURED}, False, [], Outcome.MEASURED),
-        ({"n1": Outcome.FAILED, "n2": Outcome.MEASURED}, False, [], Outcome.FAILED),
-        ({"n1": Outcome.FAILED, "n2": Outcome.TIMED_OUT}, True, [], Outcome.FAILED),
-        ({"n1": Outcome.MEASURED, "n2": Outcome.TIMED_OUT}, False, [], Outcome.TIMED_OUT),
-        ({"n1": Outcome.NOT_RUN, "n2": Outcome.NOT_RUN}, True, [], Outcome.TIMED_OUT),
-        ({"n1": Outcome.MEASURED, "n2": Outcome.NOT_RUN}, False, [], Outcome.NOT_RUN),
-        ({"n1": Outcome.TIMED_OUT}, True, ["n2"], Outcome.NOT_RUN),
-        ({"n1": Outcome.FAILED}, False, ["n2"], Outcome.NOT_RUN),
-        ({}, True, [], Outcome.NOT_RUN),
-    ],
-)
+@rows
 def test_the_outcome_of_a_group_follows_from_its_members(
     told: Mapping[str, Outcome], timed_out: bool, silent: list[str], outcome: Outcome
 ) -> None:

@@ -22,6 +22,7 @@ from slurm_health.records.records import (
     WorkersFailed,
     WorkersReady,
 )
+from tests.support.rows import rows
 
 OWN = Probe("dataloader", Scope.SOLO, "/p.py")
 
@@ -34,16 +35,7 @@ def used(phase: Phase, *, several_devices: bool = True, on_cpus: bool = False) -
     return [each.name for each in phase.used(several_devices=several_devices, on_cpus=on_cpus)]
 
 
-@pytest.mark.parametrize(
-    ("chosen", "probes"),
-    [
-        (["quick"], {"pair": ["matmul", "allgather"]}),
-        (["gpt"], {"size": ["gpt_fit"], "gpt": ["gpt"]}),
-        (["straggler-detection"], {"size": ["gpt_fit"], "gpt": ["gpt"]}),
-        (["matmul"], {"solo": ["matmul"]}),
-        (["values", "dataloader"], {"solo": ["values", "dataloader"]}),
-    ],
-)
+@rows
 def test_a_check_has_the_phases_that_its_probes_need(
     chosen: list[str], probes: dict[str, list[str]]
 ) -> None:
@@ -115,22 +107,7 @@ def test_every_probe_of_a_set_exists_and_every_probe_is_in_the_thorough_set() ->
     assert set(SETS["thorough"]) == names | {STORAGE}
 
 
-@pytest.mark.parametrize(
-    ("metric", "text", "component"),
-    [
-        (Metric(probe="matmul"), "matmul", "compute"),
-        (
-            Metric(probe="matmul", model="NVIDIA H200", part="device 3"),
-            "matmul on NVIDIA H200:device 3",
-            "compute",
-        ),
-        (Metric(probe="memory_copy"), "memory_copy", "memory"),
-        (Metric(probe="rail_allgather", part="rail 5"), "rail_allgather:rail 5", "network"),
-        (Metric(probe="gpt", quantity="light_compute"), "gpt light_compute", "compute"),
-        (Metric(probe="gpt", quantity="communication"), "gpt communication", "network"),
-        (Metric(probe="dataloader"), "dataloader", "dataloader"),
-    ],
-)
+@rows
 def test_a_metric_reads_the_same_everywhere_and_is_about_one_part_of_a_node(
     metric: Metric, text: str, component: str
 ) -> None:
@@ -218,13 +195,7 @@ def test_light_probes_leave_out_what_needs_torch_and_say_so() -> None:
     assert said.endswith("; host_copy, peer_copy, gpt_fit, gpt left out")
 
 
-@pytest.mark.parametrize(
-    ("why", "begins"),
-    [
-        ("n1: x has no torch", "GPUs not measured (no torch): light probes (n1: x has no torch): "),
-        ("--check=light", "GPUs not measured (--check=light): processors, memory and the network"),
-    ],
-)
+@rows
 def test_what_is_said_of_nodes_with_gpus_begins_with_these(why: str, begins: str) -> None:
     light = AgentsLaunched(launch=1, nodes=NODES, light=why)
     bare, has = (

@@ -9,9 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from slurm_health.preflight.supervisor import monitor_process
+from tests.support.rows import rows
 from tests.support.supervised import Bench, eventually
 
 ONE_NODE = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1"}
@@ -138,14 +137,7 @@ def test_every_name_that_torch_has_had_for_it_is_set() -> None:
     assert monitor_process.flight_environ({"PATH": "/bin"}, "/journal/0") == NEW
 
 
-@pytest.mark.parametrize(
-    ("own", "others"),
-    [
-        ("TORCH_FR_BUFFER_SIZE", {"TORCH_NCCL_TRACE_BUFFER_SIZE"}),
-        ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", {"TORCH_FR_DUMP_TEMP_FILE"}),
-        ("TORCH_NCCL_DUMP_ON_TIMEOUT", set()),
-    ],
-)
+@rows
 def test_what_the_user_has_chosen_is_not_touched_under_either_name(
     own: str, others: set[str]
 ) -> None:
@@ -154,14 +146,7 @@ def test_what_the_user_has_chosen_is_not_touched_under_either_name(
     assert kept.keys() == NEW.keys() - {own} - others
 
 
-@pytest.mark.parametrize(
-    ("torch", "without"),
-    [
-        ("2.13.0+cu130", {"TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}),
-        ("2.8.1", {"TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"}),
-        ("nightly", set()),
-    ],
-)
+@rows
 def test_a_torch_of_known_version_gets_the_names_that_it_knows(
     torch: str, without: set[str]
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from slurm_health.records.script_records import Diagnosed
 from slurm_health.system import journal
+from tests.support.rows import rows
 from tests.support.supervised import Bench, eventually, hung_filesystem
 
 RAISES = """#!/bin/bash
@@ -159,14 +160,6 @@ def test_a_signal_ends_a_post_mortem(tmp_path: Path) -> None:
     assert said == "the post-mortem was ended by a signal\n"
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["/nonexistent"], "no post-mortem: it cannot be started"),
-        (["false"], "the post-mortem failed; the job ends as it would"),
-        (["true"], ""),
-    ],
-    ids=["no command", "fails", "well"],
-)
+@rows
 def test_a_post_mortem_that_fails_is_named(argv: list[str], said: str) -> None:
     assert holding(60.0, *argv).communicate(timeout=60)[0].startswith(said)

@@ -13,6 +13,7 @@ import pytest
 from slurm_health.preflight.supervisor.kept_spares import cpus_of, resized_environ
 from slurm_health.records.script_records import ScriptEnded, ScriptStarted
 from slurm_health.system import journal
+from tests.support.rows import rows
 from tests.support.supervised import Bench
 
 FAILS_TWICE = """#!/bin/bash
@@ -123,13 +124,7 @@ def test_a_job_that_is_moved_elsewhere_waits_for_its_end(bench: Bench) -> None:
     assert b"Slurm has not requeued the job within 0.2 s" in err
 
 
-@pytest.mark.parametrize(
-    ("nodes", "cpus", "expected"),
-    [
-        ("n[1-4]", "8(x3),64", {"n2": 8, "n4": 64, "n9": 1}),
-        ("r1-n[1-2],r2-n1,r10-n1", "8(x2),16,32", {"r1-n2": 8, "r2-n1": 16, "r10-n1": 32}),
-    ],
-)
+@rows
 def test_a_spare_is_held_with_all_cpus_that_the_job_has_there(
     nodes: str, cpus: str, expected: dict[str, int]
 ) -> None:
@@ -138,73 +133,7 @@ def test_a_spare_is_held_with_all_cpus_that_the_job_has_there(
     assert {node: cpus_of(node, environ) for node in expected} == expected
 
 
-FIVE_NODES = {
-    "SLURM_JOB_NODELIST": "n[1-5]",
-    "SLURM_NODELIST": "n[1-5]",
-    "SLURM_NNODES": "5",
-    "SLURM_JOB_NUM_NODES": "5",
-    "SLURM_JOB_CPUS_PER_NODE": "2(x4),8",
-    "SLURM_TASKS_PER_NODE": "2(x5)",
-    "SLURM_NTASKS": "10",
-    "SLURM_NPROCS": "10",
-    "HOME": "/home/alice",
-}
-
-
-RACKS = "rack1-node[1-2],rack2-node1,rack10-node1"
-
-
-@pytest.mark.parametrize(
-    ("keep", "environ", "left"),
-    [
-        (
-            "n1,n3,n5",
-            FIVE_NODES,
-            {
-                "SLURM_JOB_NODELIST": "n[1,3,5]",
-                "SLURM_NODELIST": "n[1,3,5]",
-                "SLURM_NNODES": "3",
-                "SLURM_JOB_NUM_NODES": "3",
-                "SLURM_JOB_CPUS_PER_NODE": "2(x2),8",
-                "SLURM_TASKS_PER_NODE": "2(x3)",
-                "SLURM_NTASKS": "6",
-                "SLURM_NPROCS": "6",
-            },
-        ),
-        # Variables that the job does not have are not invented.
-        (
-            "n1,n2",
-            {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_NNODES": "4", "SLURM_TASKS_PER_NODE": "1(x4)"},
-            {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NNODES": "2", "SLURM_TASKS_PER_NODE": "1(x2)"},
-        ),
-        # A count per node that cannot be read is left alone.
-        (
-            "n1",
-            {"SLURM_JOB_NODELIST": "n[1-5]", "SLURM_TASKS_PER_NODE": "many", "SLURM_NTASKS": "9"},
-            {"SLURM_JOB_NODELIST": "n1"},
-        ),
-        # The nodes stay in the order of the job, and so do the counts beside them.
-        (
-            "r1n4,r2n1,r2n2,r2n3",
-            {"SLURM_JOB_NODELIST": "r1n4,r2n[1-4]"},
-            {"SLURM_JOB_NODELIST": "r1n4,r2n[1-3]"},
-        ),
-        (
-            "r1n1,r1n2,r1n4,r2n1,r2n2,r2n3,r2n4",
-            {"SLURM_JOB_NODELIST": "r1n[1-4],r2n[1-4]"},
-            {"SLURM_JOB_NODELIST": "r1n[1-2,4],r2n[1-4]"},
-        ),
-        ("a1,b1", {"SLURM_JOB_NODELIST": "b[1-2],a[1-2]"}, {"SLURM_JOB_NODELIST": "b1,a1"}),
-        (
-            "rack1-node1,rack10-node1",
-            {"SLURM_JOB_NODELIST": RACKS, "SLURM_JOB_CPUS_PER_NODE": "8(x2),16,32"},
-            {
-                "SLURM_JOB_NODELIST": "rack1-node1,rack10-node1",
-                "SLURM_JOB_CPUS_PER_NODE": "8,32",
-            },
-        ),
-    ],
-)
+@rows
 def test_counts_and_lists_are_those_of_the_nodes_that_are_kept(
     keep: str, environ: dict[str, str], left: dict[str, str]
 ) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from slurm_health.preflight.supervisor.script_process import end_script
 from tests.support.full_filesystem import NO_LARGE_FILES, full_filesystem
+from tests.support.rows import rows
 from tests.support.supervised import (
     MASTER_THAT_WAITS,
     Bench,
@@ -130,30 +131,7 @@ def test_background_process_does_not_keep_the_job(bench: Bench) -> None:
     os.kill(int(bench.lines()[0]), signal.SIGKILL)  # still there, as after any batch script
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "exit 0",
-        "exit 3",
-        "exit 255",
-        "kill -TERM $$",
-        "kill -USR1 $$",
-        "kill -PIPE $$",
-        "trap 'kill 0' EXIT; exit 3",
-        "trap '' TERM; kill 0; exit 4",
-        "yes | head -1; echo ${PIPESTATUS[*]}",
-        'for word; do printf "<%s>" "$word"; done; echo $#',
-        "pwd; umask; ulimit -a",
-        "cat; cat",
-        "grep -E 'Sig(Blk|Ign|Cgt)' /proc/self/status",
-        "python3 -S -c 'import signal; print(signal.getsignal(signal.SIGINT))'",
-        "exec ls /proc/self/fd",
-        "[ $(ps -o pgid= -p $$) = $$ ] && echo leader",
-        "basename $(dirname $0)/slurm_script; test -x $0; echo $?",
-        "env -0",
-        "readlink /proc/self/cwd; cat /proc/self/oom_score_adj; nice",
-    ],
-)
+@rows
 def test_script_behaves_as_if_alone(bench: Bench, tmp_path: Path, body: str) -> None:
     if body.startswith("[ $(ps") and not Path("/bin/ps").exists():
         pytest.skip("ps is not installed")

@@ -19,6 +19,7 @@ from slurm_health.training.framework import (
     StopJob,
 )
 from tests.support.ended_jobs import hang_at
+from tests.support.rows import rows
 
 LOST = (("n2", "Slurm took n2 out of the job; it is DOWN*"),)
 WITH_SPARE: dict[str, Any] = {"spares": ("n4",), "least": 3}
@@ -165,19 +166,7 @@ def test_after_a_hang_it_is_said_what_hung_and_how_often() -> None:
     assert isinstance(after_hang(structs.replace(inside, beyond_script=True)), CheckNodes)
 
 
-@pytest.mark.parametrize(
-    ("steps", "saved", "stops"),
-    [
-        ((120, 120, 120), (), True),
-        ((80, 120, 118, 119), (), True),
-        ((120, 121, 90), (), False),  # the second came further
-        ((120, 120), (), False),
-        ((120, 0, 120), (), False),  # of one start no step is known
-        ((120, 120, 120), ("saved step-100.pt", "saved step-200.pt", ""), False),
-        ((120, 120, 120), ("", "", "saved step-100.pt"), False),
-        ((120, 120, 120), ("07:01:10 saved step-100.pt", "", "07:09:33 saved step-100.pt"), True),
-    ],
-)
+@rows
 def test_three_starts_in_a_row_that_come_no_further_are_the_last(
     steps: tuple[int, ...], saved: tuple[str, ...], stops: bool
 ) -> None:

@@ -20,6 +20,7 @@ from slurm_health.training.diagnosis.collectives import (
     Transfer,
     reached_of,
 )
+from tests.support.rows import rows
 
 STEPS = 6
 
@@ -226,59 +227,10 @@ def at(rank: int, group: str = "0", *reached: int, members: tuple[int, ...] = ()
 
 
 WAITS = tuple(at(rank, "0", 5, 4, 5, members=(0, 1, 2)) for rank in (0, 1))
-SENDS = tuple(Transfer(peer=peer, sends=True) for peer in (1, 2))
 PAIR = (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("records", "ranks", "words"),
-    [
-        ([*WAITS], [2], "there is no record of rank 2, while ranks 0-1 wait in collective 5"),
-        ([*WAITS, FlightRecord(rank=2, whole=False)], [], ""),  # its dump cannot be read
-        # Most left no record: their dumps are only not where we look.
-        ([at(n, "0", 5, 4, 5, members=tuple(range(8))) for n in range(4)], [], ""),
-        # A device whose works others left long ago; one work is a path that loses data.
-        (
-            [at(0, "0", 9, 3, 4), at(1, "0", 9, 7, 8)],
-            [0],
-            "rank 0 never finished collective 4 of group 0; rank 1 left it collectives ago",
-        ),
-        ([at(0, "0", 7, 6, 7), at(1, "0", 8, 7, 8)], [], ""),
-        # A circle, and a full buffer that says nothing of a group.
-        ([at(0, "a", 1, 0, 1, members=PAIR), at(1, "b", 1, 0, 1, members=PAIR)], [], ""),
-        (
-            [
-                at(0, "a", 5, 4, 5, members=PAIR),
-                FlightRecord(rank=1, reached={"b": Reached(900, 900)}, whole=False),
-            ],
-            [],
-            "",
-        ),
-        (
-            [FlightRecord(rank=0, transfers=SENDS), at(1, "x", 4, 4), at(2, "x", 4, 4)],
-            [1, 2],
-            "ranks 1-2 never began their sides of a transfer that rank 0 waits for",
-        ),
-        # Stage 1 is missing in its data group because stage 0 sent nothing.
-        (
-            [
-                at(0, "x", 4, 4),
-                FlightRecord(
-                    rank=1, members={"d": (1, 3)}, transfers=(Transfer(peer=0, sends=False),)
-                ),
-                at(3, "d", 2, 1, 2, members=(1, 3)),
-            ],
-            [0],
-            "rank 0 never began its side of a transfer that rank 1 waits for",
-        ),
-        # Two groups of one name are not measured by each other.
-        (
-            [at(0, "1", 3, 2, 3, members=PAIR), at(1, "1", 2, 2), at(2, "1", 9, 9, members=(2, 3))],
-            [1],
-            "rank 1 never entered collective 3 of group 1, in which rank 0 waited",
-        ),
-    ],
-)
+@rows
 def test_who_holds_the_others_up_is_named_only_where_the_records_show_it(
     records: list[FlightRecord], ranks: list[int], words: str
 ) -> None:

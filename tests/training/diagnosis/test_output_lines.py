@@ -18,6 +18,7 @@ from slurm_health.training.diagnosis.output_lines import (
     StepLines,
     first_non_finite,
 )
+from tests.support.rows import rows
 
 DATA = Path(__file__).parents[2] / "data"
 LINES = tomllib.loads((DATA / "lines.toml").read_text())
@@ -84,16 +85,7 @@ def test_lines_torn_between_two_looks_are_put_together() -> None:
     assert lines.line == "step 399 loss 0.5"
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "still waiting, 2026-11-22 17:10:{0:02}.123\n",
-        "GPU memory in use: 12.5 GB\n",
-        "waited {0}s for the file system\n",
-        "slurm-health: monitor: no line that counts steps for {0} s\n",
-        "\rEpoch 1:  12%|#2   | 120/1000 [00:{0:02}<01:28, 10.1it/s]",
-    ],
-)
+@rows
 def test_what_comes_again_while_a_training_hangs_is_no_progress(line: str) -> None:
     before = [f"step {n}\nGPU memory in use: 12.{n % 7} GB\n" for n in range(30)]
     before.append("step 30\n" + "".join(line.format(n) for n in range(2)))

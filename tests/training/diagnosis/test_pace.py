@@ -19,6 +19,7 @@ from slurm_health.training.diagnosis.pace import (
 )
 from slurm_health.training.diagnosis.pulse import Pulse
 from slurm_health.training.diagnosis.samples import NodeReport, RankSample
+from tests.support.rows import rows
 
 STAGE_COUNT, REPLICAS, NODES = 2, 4, 4
 EVEN_S, STEP_S = 0.5, 2.0
@@ -144,17 +145,7 @@ def test_a_slow_rank_is_reported_once_with_what_its_steps_cost() -> None:
     assert (finding.cost.loading_ms, finding.usual.loading_ms) == pytest.approx((300, 10))
 
 
-@pytest.mark.parametrize(
-    ("step_s", "own_s", "window"),
-    [
-        ([0.5] * 4 + [2.0] * 6, [0.4] * 10, 7),  # in the third window on end
-        ([0.5] * 4 + [2.0] * 6, [0.4] * 4 + [1.9] * 6, None),  # ranks compute longer
-        # One node of three has a twenty-fifth of a core, and keeps the others waiting.
-        ([0.606] * 6 + [1.366] * 6, [0.54] * 6 + [1.09] * 6, None),
-        ([0.5, 1.0] * 6, [0.4] * 12, None),  # a pause in some windows
-        ([4.0] * 12, [0.4] * 12, None),  # slow from the start
-    ],
-)
+@rows
 def test_steps_that_wait_longer_for_minutes_are_reported_once(
     step_s: list[float], own_s: list[float], window: int | None
 ) -> None:

@@ -11,6 +11,7 @@ from slurm_health.training.diagnosis.collectives import CollectiveState
 from slurm_health.training.diagnosis.output import read_output
 from slurm_health.training.diagnosis.words import known
 from tests.support.ended_jobs import diagnosed_by_output
+from tests.support.rows import rows
 
 DATA = Path(__file__).parents[2] / "data"
 LINES = tomllib.loads((DATA / "lines.toml").read_text())
@@ -32,13 +33,7 @@ def labelled(prefix: str, text: str = TRACEBACK) -> str:
     return "".join(f"{prefix}{line}\n" for line in text.splitlines())
 
 
-@pytest.mark.parametrize(
-    "prefix",
-    [
-        *("[rank3]: ", "3: ", "[default0]:[rank3]: ", "3: [rank3]: ", " 3: [rank3]: "),
-        "[gpu-n5.cluster:0]:[rank3]: ",
-    ],
-)
+@rows
 def test_a_rank_is_known_by_the_prefix_of_its_lines(prefix: str) -> None:
     (failure,) = read("step 1\n" + labelled(prefix)).failures
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.rows import rows
 from tests.support.supervised import eventually, write_executable
 
 PULSE_S = 0.05
@@ -73,15 +74,7 @@ def test_it_leaves_with_the_batch_script(listening: Listening) -> None:
     assert listening.calls() == []
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [
-        {},
-        {"nodes": ""},  # Slurm does not say
-        {"state": "COMPLETING", "nodes": "n2"},
-        {"state": "PENDING", "nodes": "n2"},
-    ],
-)
+@rows
 def test_a_job_that_may_still_have_its_batch_node_is_left_alone(
     listening: Listening, facts: dict[str, str]
 ) -> None:
@@ -93,14 +86,7 @@ def test_a_job_that_may_still_have_its_batch_node_is_left_alone(
     assert listening.calls() == []
 
 
-@pytest.mark.parametrize(
-    ("facts", "calls"),
-    [
-        ({"nodes": "n[2-3]"}, ["requeue 7"]),
-        ({"nodes": "n[2-3]", "requeue": "0"}, ["scancel 7"]),
-        ({"nodes": "n[3-4]", "restarts": "3"}, []),  # Slurm has started it again elsewhere
-    ],
-)
+@rows
 def test_a_job_that_has_lost_it_is_given_back_once(
     listening: Listening, facts: dict[str, str], calls: list[str]
 ) -> None:

@@ -20,6 +20,7 @@ from slurm_health.training.diagnosis.collectives import (
 from slurm_health.training.framework import NothingCollected
 from slurm_health.training.monitor.flight_dumps import FlightDumps, record_of
 from tests.support.ended_jobs import job
+from tests.support.rows import rows
 
 
 def dump(*whats: str) -> dict[str, Any]:
@@ -85,14 +86,7 @@ def test_a_dump_of_ranks_that_were_numbered_anew_is_read_under_the_number_that_t
     assert difference.ranks == (1,)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"version": "9.0", "entries": [{"process_group": "0", "sequence": 4}]},
-        {"version": "9.0", "collectives": {"0": []}},
-        {"version": "9.0", "entries": None},
-    ],
-)
+@rows
 def test_a_dump_of_another_version_is_one_of_which_nothing_is_known(
     tmp_path: Path, other: object
 ) -> None:
@@ -153,15 +147,7 @@ def test_the_dumps_of_ranks_are_read(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        ({}, None),
-        ({"input_dtypes": ["Half"], "output_dtypes": ["Half"]}, "[[3]] Half"),
-        ({"output_dtypes": ["Half"]}, "[[3]] Float as Half"),
-        ({"output_sizes": [[6]]}, "[[3]] Float to [[6]]"),
-    ],
-)
+@rows
 def test_ranks_that_reduce_other_numbers_or_into_another_size_called_something_else(
     tmp_path: Path, other: dict[str, Any], words: str | None
 ) -> None:

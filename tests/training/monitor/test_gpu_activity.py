@@ -25,6 +25,7 @@ from slurm_health.training.monitor.gpu_activity import (
 )
 from tests.played_gpu import description, nvml_library
 from tests.played_gpu.description import VARIABLE, Fault, Machine, with_faults, write
+from tests.support.rows import rows
 
 ASKS = """
 import ctypes, sys
@@ -82,17 +83,7 @@ def test_the_busiest_gpu_of_a_process_counts_and_one_that_is_lost_hides_no_other
     assert seen.why_not == why
 
 
-@pytest.mark.parametrize(
-    ("sign", "waits"),
-    [
-        ((0, "power_w", 130), True),
-        ((0, "utilization", 80), False),
-        ((0, "memory_utilization", 12), False),
-        ((0, "power_w", 400), False),
-        ((0, "power_w", -1), False),
-        ((0, "power_limit_mw", -1), False),
-    ],
-)
+@rows
 def test_a_gpu_that_is_used_without_memory_and_power_waits_if_no_sign_is_missing(
     library: Path, sign: tuple[int, str, float], waits: bool
 ) -> None:
@@ -101,16 +92,7 @@ def test_a_gpu_that_is_used_without_memory_and_power_waits_if_no_sign_is_missing
     assert asked(library, machine(1), *others, sign).by_pid[41].waits is waits
 
 
-@pytest.mark.parametrize(
-    ("start", "faults", "why"),
-    [
-        (9, [], "the NVIDIA driver is not loaded"),
-        (-1, [], "did not answer within 3 s"),
-        (0, [], "no process on a GPU"),
-        (0, [(0, "nvml_error", 15), (1, "nvml_error", 15)], "GPU 1 is lost: GPU is lost"),
-        (0, [(1, "nvml_error", 999)], "GPU 1 does not answer: Unknown Error"),
-    ],
-)
+@rows
 def test_what_the_driver_does_not_tell_has_a_reason(
     library: Path, start: int, faults: list[tuple[int, str, float]], why: str
 ) -> None:
@@ -176,14 +158,7 @@ def test_a_process_is_as_its_own_gpus_are(
     assert by_process([gpu(*facts) for facts in gpus]) == uses
 
 
-@pytest.mark.parametrize(
-    "samples",
-    [
-        (*WAITING[:4], GpuSample(0.3, 0.0, 120.0)),  # it paused
-        (*WAITING[:4], GpuSample(1.0, 0.05, 130.0)),  # it moved data
-        WAITING[:2],
-    ],
-)
+@rows
 def test_a_gpu_waits_only_if_enough_samples_all_show_it(samples: tuple[GpuSample, ...]) -> None:
     assert gpu({}, WAITING).waits
     assert not gpu({}, samples).waits

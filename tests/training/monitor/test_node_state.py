@@ -29,6 +29,7 @@ from slurm_health.training.monitor.node_state import (
 )
 from slurm_health.training.monitor.ranks import Ranks
 from tests.support.ended_jobs import job
+from tests.support.rows import rows
 from tests.support.supervised import write_executable
 
 
@@ -42,13 +43,7 @@ def cgroup(root: Path, controllers: str, mount: str) -> Path:
     return directory
 
 
-@pytest.mark.parametrize(
-    ("controllers", "mount", "events", "limit"),
-    [
-        ("5:memory:", "sys/fs/cgroup/memory", "memory.oom_control", "memory.limit_in_bytes"),
-        ("0::", "sys/fs/cgroup", "memory.events", "memory.max"),
-    ],
-)
+@rows
 def test_kills_for_memory_are_counted_in_the_cgroup_of_the_whole_job(
     tmp_path: Path, controllers: str, mount: str, events: str, limit: str
 ) -> None:
@@ -161,20 +156,7 @@ def test_a_flood_of_harmless_lines_hides_no_fault_from_the_job(tmp_path: Path) -
     assert set(short.kernel) == {*rare, EXCEPTION, DISK}
 
 
-@pytest.mark.parametrize(
-    ("rare", "many"),
-    [
-        (LOST, EXCEPTION),
-        (LOST, LOST.replace("3b", "86")),
-        (READ_ONLY, DISK),
-        (KILLED, LOST),
-        (KILLED, DISK),
-        (LINK.format(word="Fatal"), LINK.format(word="Nonfatal")),
-        (SWITCH.format(word="Fatal"), SWITCH.format(word="Non-fatal")),
-        ("NVRM: GPU 0000:29:00.0: GPU has fallen off the bus.", LOST),
-        ("NVRM: The NVIDIA GPU 0000:18:00.0", "NVRM: The NVIDIA GPU 0000:29:00.0"),
-    ],
-)
+@rows
 def test_a_line_of_its_kind_stays_beside_many_of_another(rare: str, many: str) -> None:
     assert most_telling([rare, *[many] * 200], 40) == (rare, *[many] * 39)
     assert most_telling([*[many] * 200, rare], 40) == (*[many] * 39, rare)
@@ -200,15 +182,7 @@ OWN = "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, GPU has fallen off the bus."
 FOREIGN = "NVRM: Xid (PCI:0000:9d:00): 79, pid=9, GPU has fallen off the bus."
 
 
-@pytest.mark.parametrize(
-    ("buses", "count", "kept"),
-    [
-        (("00000000:3B:00.0",), 1, (OWN, "mce: x")),
-        ((), 1, (FOREIGN, OWN, "mce: x")),  # it may be one that the job has lost
-        (("00000000:3B:00.0",), 2, (FOREIGN, OWN, "mce: x")),
-        ((), None, (FOREIGN, OWN, "mce: x")),
-    ],
-)
+@rows
 def test_an_xid_of_a_gpu_that_another_job_has_is_left_out(
     buses: tuple[str, ...], count: int | None, kept: tuple[str, ...]
 ) -> None:

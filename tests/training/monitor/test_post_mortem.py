@@ -22,6 +22,7 @@ from slurm_health.training.monitor.flight_dumps import FlightDumps
 from slurm_health.training.monitor.job_collectors import JobOutput, MonitorFindings
 from slurm_health.training.monitor.registry import Registered
 from tests.support.ended_jobs import hang_at, job
+from tests.support.rows import rows
 from tests.training.monitor.test_flight_dumps import dump
 
 
@@ -57,20 +58,7 @@ def run_directory(tmp_path: Path) -> Path:
     return directory
 
 
-WATCHDOG = (
-    "[rank0]:[E1124 02:41:16.350862 ProcessGroupNCCL.cpp:688] [Rank 0] Watchdog caught collective"
-    " operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE) ran for 4001 milliseconds\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("wrote", "variable", "counts"),
-    [
-        ("", "XDG_CACHE_HOME", False),
-        (WATCHDOG, "XDG_CACHE_HOME", True),
-        ("", "TORCH_FR_DUMP_TEMP_FILE", True),
-    ],
-)
+@rows
 def test_dumps_at_torchs_own_path_count_where_a_watchdog_of_this_training_wrote(
     tmp_path: Path, wrote: str, variable: str, counts: bool
 ) -> None:

@@ -28,6 +28,7 @@ from slurm_health.training.monitor.ranks import (
 from slurm_health.training.monitor.voices import PIPE, Recorder, find_py_spy, read_stacks
 from tests.played_gpu.description import machine, write
 from tests.played_gpu.running import start_ranks
+from tests.support.rows import rows
 from tests.support.supervised import eventually
 
 JOB = f"{os.getpid()}7"  # other processes that run these tests have jobs of their own
@@ -119,16 +120,7 @@ def test_a_rank_is_known_by_its_heartbeat_with_its_step_and_pace(start: Start) -
     assert sample.age_s >= 0
 
 
-@pytest.mark.parametrize(
-    ("environ", "rank"),
-    [
-        ({"SLURM_PROCID": "2"}, [("3", 2)]),  # srun's task, without torchrun
-        ({"SLURM_STEP_ID": "", "RANK": "0"}, [(SCRIPT, 0)]),
-        ({"SLURM_JOB_ID": "1"}, []),
-        ({"SLURMD_NODENAME": "n2"}, []),
-        ({"SLURM_STEP_ID": "9"}, []),  # our own step
-    ],
-)
+@rows
 def test_a_rank_belongs_to_a_step_of_this_job_on_this_node(
     start: Start, environ: dict[str, str], rank: list[tuple[str, int]]
 ) -> None:
@@ -558,16 +550,7 @@ def py_spy(path: Path, text: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("echo 'Permission Denied: Try again as root' >&2; exit 1", "ptrace is not allowed here"),
-        ("sleep 600", "did not answer in time"),
-        ("echo '['", "cannot be read"),
-        ("echo '[]'", "no main thread"),
-        ("echo no stack >&2; exit 2", "no stack"),
-    ],
-)
+@rows
 def test_a_py_spy_that_may_not_look_hangs_or_answers_nonsense_costs_its_stacks_alone(
     tmp_path: Path, text: str, why: str
 ) -> None:
