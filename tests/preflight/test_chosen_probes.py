@@ -34,16 +34,6 @@ def names(value: str) -> list[str]:
     return [probe.name for phase in chosen_phases(value) for probe in phase.probes]
 
 
-def test_a_list_may_name_sets_and_probes_with_spaces_between() -> None:
-    assert names("network-check, values") == [
-        "values",
-        "matmul",
-        "matmul",
-        "rail_allgather",
-        "allgather",
-    ]
-
-
 def test_a_probe_of_another_package_is_found_and_not_loaded(installed: Path) -> None:
     (phase,) = chosen_phases("fabric")
     (probe,) = phase.probes

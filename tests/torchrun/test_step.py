@@ -88,13 +88,6 @@ def ends_of(directory: Path) -> list[AgentEnded]:
     return [entry.record for entry in entries if isinstance(entry.record, AgentEnded)]
 
 
-@pytest.mark.parametrize("planned", [go("n2"), go("n1"), go()])
-def test_all_processes_read_whom_the_first_one_lets_train(
-    tmp_path: Path, planned: TrainingPlanned
-) -> None:
-    assert take_part(tmp_path, agent(), writes(MasterWaits(reason="")), writes(planned)) == planned
-
-
 def test_the_end_of_an_agent_is_written_for_it_and_the_next_one_is_started(tmp_path: Path) -> None:
     dies = "import sys; sys.exit('out of luck' if launch == 0 else 0)"
     take_part(

@@ -145,10 +145,3 @@ def test_a_node_that_others_have_reserved_from_before_the_jobs_end_is_not_free(
     slurm.set(reservations={"theirs": ["n4", "SPEC_NODES", start]})
 
     assert facts(slurm, EndTime="2026-01-01T12:00:00").free == free
-
-
-@pytest.mark.parametrize("flag", [1, 2])
-def test_a_job_that_slurm_has_requeued_itself_is_still_a_batch_job(
-    slurm: FakeSlurm, flag: int
-) -> None:
-    assert facts(slurm, BatchFlag=flag).no_requeue == ""

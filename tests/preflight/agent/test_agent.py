@@ -235,15 +235,6 @@ def test_a_worker_that_the_kernel_holds_in_a_round_is_told_soon_and_is_no_fault_
     running.hears(WorkersReady, 2)
 
 
-def test_a_worker_that_dies_between_rounds_is_replaced_without_a_report(running: Stage) -> None:
-    (worker,) = descendants(running.processes[0].pid)
-    os.kill(worker, signal.SIGKILL)
-
-    running.hears(WorkersReady, 2)
-
-    assert running.kinds()[2:] == ["WorkersStarting", "WorkersReady"]
-
-
 def test_a_round_that_the_master_began_as_a_worker_died_is_said_not_to_have_begun(
     running: Stage,
 ) -> None:
@@ -258,17 +249,6 @@ def test_a_round_that_the_master_began_as_a_worker_died_is_said_not_to_have_begu
     assert (report.outcome, report.crashed, report.unmeasured) == (Outcome.NOT_RUN, False, True)
     assert report.detail == "a check process died before the round began: killed by SIGKILL"
     assert "WorkersFailed" not in running.kinds()
-
-
-def test_it_leaves_with_its_workers_when_the_verdict_stands(running: Stage) -> None:
-    agent = running.processes[0]
-    below = descendants(agent.pid)
-
-    running.says(VerdictReached(nodes=[]))
-
-    assert end_of(agent) == (0, "")
-    assert running.hears(AgentEnded).reason == "the run is over"
-    assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
 
 
 def test_it_leaves_when_another_agent_took_over(running: Stage) -> None:
@@ -287,13 +267,6 @@ def test_workers_die_with_an_agent_that_is_killed(running: Stage) -> None:
     agent.wait(10)
 
     eventually(lambda: not Path(f"/proc/{worker}").exists(), "the worker's end")
-
-
-def test_a_run_that_is_over_already_is_left_at_once(stage: Stage) -> None:
-    stage.begin()
-    stage.says(VerdictReached(nodes=[]))
-
-    assert end_of(stage.start()) == (0, "")
 
 
 def test_a_node_that_cannot_write_its_file_says_so_for_the_launcher(stage: Stage) -> None:

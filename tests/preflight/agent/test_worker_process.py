@@ -16,10 +16,8 @@ from typing import TypeVar
 import pytest
 
 from slurm_health.preflight.agent.worker_process import (
-    HELD_S,
     LOOK_S,
     STDERR_LINES,
-    STOPPED_S,
     Gone,
     Line,
     Ready,
@@ -219,16 +217,6 @@ def watched(pid: int, for_s: float, every_s: float = LOOK_S) -> Gone | None:
     return watch.found()
 
 
-def test_a_process_that_was_stopped_by_a_signal_stands_still(process: int) -> None:
-    os.kill(process, signal.SIGSTOP)
-    eventually(lambda: state(process) == "T", "a stopped process")
-
-    assert watched(process, STOPPED_S - LOOK_S) is None
-    found = watched(process, STOPPED_S)
-
-    assert found == Gone("stopped by a signal for 1 s", still=True, stopped=True)
-
-
 def test_a_process_that_goes_on_again_has_not_stood_still(process: int) -> None:
     watch = StandstillWatch(process)
     for look in range(40):
@@ -244,20 +232,6 @@ def test_a_process_that_goes_on_again_has_not_stood_still(process: int) -> None:
 def test_a_process_that_waits_or_works_is_never_said_to_stand_still(process: int) -> None:
     assert watched(process, 3600.0) is None
     assert watched(os.getpid(), 3600.0) is None
-
-
-@pytest.mark.skipif(not FREEZER.is_dir(), reason="needs root and the freezer of cgroup v1")
-def test_a_process_that_the_kernel_holds_stands_still_and_was_not_stopped(process: int) -> None:
-    with frozen(process):
-        eventually(lambda: state(process) == "D", "a process that is held")
-
-        assert watched(process, HELD_S - LOOK_S) is None
-        found = watched(process, HELD_S)
-        os.kill(process, signal.SIGKILL)  # and ends when it is thawed
-
-    assert found is not None
-    assert not found.stopped
-    assert found.how.startswith("held in the kernel")
 
 
 def test_time_in_which_nobody_looked_does_not_count(process: int) -> None:

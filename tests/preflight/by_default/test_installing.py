@@ -35,17 +35,6 @@ def test_rules_are_written_as_lua() -> None:
     assert "@" not in text.replace('"$@"', "")
 
 
-def test_the_lua_says_in_the_launcher_how_long_a_check_may_take() -> None:
-    text = lua(Default(limit_s=90, share=0.05))
-
-    assert "limit_s = 90," in text
-    assert "share = 0.05," in text
-    before, after = text.split("local after_limit", 1)
-    assert before.rstrip().endswith('"limit_s":]==]')
-    assert "exec" in after
-    assert "987654321.5" not in text
-
-
 def test_a_string_of_lua_holds_any_bytes() -> None:
     assert installing.lua_string(b'a"\\\xe9\n') == '"a\\034\\092\\233\\010"'
     assert installing.lua_string(b"one\ntwo\n") == "[==[\none\ntwo\n]==]"

@@ -90,11 +90,6 @@ def test_a_refused_report_changes_nothing() -> None:
     assert loc.verdict().nodes[first[0]].reason == "was never measured"
 
 
-def test_a_round_in_progress_is_planned_again_unchanged() -> None:
-    loc = Localizer(FOUR)
-    assert loc.next_round() == loc.next_round()
-
-
 def test_a_result_that_arrives_twice_counts_once() -> None:
     two = LocalizeSettings(min_rounds=2)
     once, twice = Localizer(FOUR, settings=two), Localizer(FOUR, settings=two)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.preflight.job_spec import JobSpec
-from slurm_health.records.records import Action, ActionDone, RunStarted, VerdictReached
+from slurm_health.records.records import RunStarted, VerdictReached
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
 from tests.lab.site_files import let_root_drain
@@ -120,15 +120,6 @@ def test_a_batch_jobs_check_bears_one_name_however_often_it_is_started(tmp_path:
     started = journal.read_all(directory, journal.MASTER)[0].record
     assert isinstance(started, RunStarted)
     assert started.run_id in starts[0].split()
-
-
-def test_a_requeued_job_says_first_which_nodes_it_has_left(tmp_path: Path) -> None:
-    job = Shrinking(tmp_path)
-    left = ActionDone(action=Action.EXCLUDE, succeeded=True, nodes=["n2", "n5"])
-    journal.Writer(job.run, journal.MASTER, Clock()).append(left)
-    job.environ["SLURM_RESTART_COUNT"] = "1"
-
-    assert job.check("2").stderr.startswith("slurm-health: attempt 2: moved away from n2, n5\n")
 
 
 def test_the_script_of_a_job_that_slurm_has_ended_is_not_started(tmp_path: Path) -> None:

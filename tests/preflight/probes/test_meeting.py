@@ -125,14 +125,6 @@ def test_each_device_is_alone_first_and_then_once_with_every_other(size: int) ->
     assert all(len([one for one in each[1:] if one]) == size - 1 for each in of_all)
 
 
-@pytest.mark.parametrize("size", range(1, 10))
-def test_in_a_turn_all_members_of_a_group_name_the_same_one(size: int) -> None:
-    for turn in zip(*(circles(rank, size) for rank in range(size)), strict=True):
-        for rank, circle in enumerate(turn):
-            assert all(turn[member] == circle for member in circle)
-            assert not circle or rank in circle
-
-
 LOG = """\
 n1:71:93 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB ib0:10.0.0.1<0>
 n1:71:93 [0] NCCL INFO Using network IB

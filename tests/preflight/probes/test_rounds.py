@@ -54,12 +54,6 @@ def _runs(pid: int, program: str) -> bool:
     return program in Path(f"/proc/{pid}/cmdline").read_text()
 
 
-def test_a_probe_without_anybody_to_run_it_with_is_left_out(bench: Bench) -> None:
-    (done,) = bench.round(VALUES, {"name": "allgather", "scope": "pair", "path": ""})
-
-    assert (done["outcome"], list(bench.samples())) == ("measured", ["values"])
-
-
 @pytest.mark.heavy
 def test_two_devices_of_a_node_exchange_data_and_each_rail_by_itself(make: type[Bench]) -> None:
     bench = make(2)

@@ -77,14 +77,6 @@ def test_all_rounds_of_a_run_name_the_same_work_whoever_is_ready_later() -> None
     assert begun.options == work_for([node("n1", **SMALL), node("n2", **SMALL)]).options()
 
 
-def test_a_round_of_cpus_names_no_work() -> None:
-    story = Story(("n1", "n2"))
-    story.is_in_round()
-
-    assert story.controller.state.round is not None
-    assert not story.controller.state.round.record.options
-
-
 def test_peaks_say_nothing_of_work_that_is_less_than_full() -> None:
     models = {"n1": "NVIDIA H200", "n2": "NVIDIA H200"}
     known = expectations_from({}, "site")
@@ -93,11 +85,6 @@ def test_peaks_say_nothing_of_work_that_is_less_than_full() -> None:
     assert not FULL.reduced()
     small = FULL._replace(matmul_size=128, copy_bytes=1 << 20, gather_bytes=1 << 14)
     assert not expected_ms(models, known, reduced=small.reduced())
-
-
-@pytest.mark.parametrize("gflop_per_s", [0.0, 20_000.0, 300_000.0])
-def test_every_current_gpu_trains_the_model_that_its_memory_holds(gflop_per_s: float) -> None:
-    assert choose(85_000_000_000, gflop_per_s) == TABLE[5][1]
 
 
 def test_a_slow_device_trains_the_largest_model_with_steps_of_seconds() -> None:

@@ -148,11 +148,3 @@ def test_what_others_took_of_a_window(
 
     machine = Machine(busy_s=busy_s, stolen_s=stolen_s, own_s=own_s)
     assert taken_of_s([window], IDLE, machine) == [pytest.approx(taken_s)]
-
-
-def test_where_nobody_takes_anything_there_is_nothing_to_tell() -> None:
-    watch = Stopwatch()
-    watch.begin()
-    watch.end(4)
-
-    assert not watch.sample().taken_ms

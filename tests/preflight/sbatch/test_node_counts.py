@@ -103,11 +103,6 @@ def test_spares_need_a_number_of_nodes(words: tuple[str, ...]) -> None:
         node_counts(asked(*words), 1)
 
 
-def test_gpus_of_all_nodes_together_are_refused_wherever_they_are_asked_for() -> None:
-    with pytest.raises(UsageError, match="--spares: cannot be combined with --gpus"):
-        node_counts(asked("-N4", environ={"SBATCH_GPUS": "8"}), 1)
-
-
 @rows
 def test_variables_that_sbatch_reads_are_options_of_the_job(
     environ: Mapping[str, str], found: Mapping[str, str]

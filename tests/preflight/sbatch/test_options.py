@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from slurm_health.preflight.decide.policy import OnStraggler
 from slurm_health.preflight.job_spec import JobSpec
-from slurm_health.preflight.options import FOR_JOB, given_in, job_spec
-from slurm_health.records.decoding import from_json
+from slurm_health.preflight.options import FOR_JOB
 from slurm_health.records.errors import ConfigError
 from tests.support.desk import Desk, launcher_spec
 from tests.support.rows import rows
@@ -112,14 +110,6 @@ def test_a_job_with_spares_and_restarts_keeps_its_spares_and_outlives_a_node(
     spec = launcher_spec(desk.text)
     assert (spec.keeps_spares, spec.max_restarts) == (kept, restarts)
     assert not spares or spec.nodes_wanted == 4
-
-
-def test_what_is_asked_for_reads_back_as_itself() -> None:
-    words = ["--check=quick,matmul", "--setup=/home/alice/env.sh", "--max-requeues=0"]
-    spec = job_spec(given_in([*words, "--on-straggler=report"], "command line"))
-
-    assert (spec.on_straggler, spec.max_requeues) == (OnStraggler.REPORT, 0)
-    assert from_json(spec.encoded(), JobSpec) == spec
 
 
 def test_what_is_recorded_names_the_defaults_too() -> None:

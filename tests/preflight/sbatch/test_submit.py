@@ -110,13 +110,6 @@ def test_script_from_a_pipe_is_read_once(desk: Desk) -> None:
         assert (desk.text == script) is (check == "off")
 
 
-def test_option_of_a_plugin_is_looked_up(desk: Desk) -> None:
-    assert desk.submit("--container-image", "a.sqsh", "train.sh") == 0
-    assert desk.words[:2] == ["--container-image", "a.sqsh"]
-    assert inside(desk.text) == SCRIPT
-    assert Path(f"{desk.record}.help").exists()
-
-
 @rows
 def test_check_off_is_plain_sbatch(desk: Desk, words: list[str], extra: Mapping[str, Any]) -> None:
     assert desk.submit(*words, **extra) == 0

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import pytest
-
 from slurm_health.preflight.localize.settings import DeviceKind, LocalizeSettings, settings_from
 from slurm_health.preflight.master.run_check import make_localizer
 from slurm_health.preflight.session.course import Course, RoundPlanner
@@ -64,16 +62,6 @@ def crashing_alone(node: str, times: int) -> Callable[[str, tuple[str, ...]], Gr
         return measured(group)
 
     return answer
-
-
-@pytest.mark.parametrize("crashes", [0, 1, 9])
-def test_a_course_that_is_replayed_comes_to_the_same_round(crashes: int) -> None:
-    ended, _ = run(course("thorough"), crashing_alone("n3", crashes))
-
-    for known in range(len(ended)):
-        planned = course("thorough").next_round(ended[:known])
-        assert planned is not None
-        assert set(planned.groups) == {result.nodes for result in ended[known]}
 
 
 def nodes_of(phase: str, ended: Ended, names: Sequence[str]) -> list[set[str]]:

@@ -84,22 +84,6 @@ def test_what_only_accelerators_have_is_measured_on_cpus_only_if_it_is_asked_for
     assert "host_copy" in used(asked, on_cpus=True)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "number", "seconds"),
-    [("quick", 0, 0), ("standard", 0, 3), ("thorough", 0, 3 + 8), ("thorough", 3, 10)],
-)
-def test_a_round_gets_time_for_its_burn_and_its_training(
-    chosen: str, number: int, seconds: float
-) -> None:
-    assert phases([chosen])[number].extra_s() == pytest.approx(seconds)
-
-
-def test_every_probe_finds_faults_of_a_known_part() -> None:
-    parts = {Metric(probe=probe.name).component for probe in BUILT_IN}
-
-    assert parts == {"compute", "memory", "links", "network"}
-
-
 def test_every_probe_of_a_set_exists_and_every_probe_is_in_the_thorough_set() -> None:
     names = {probe.name for probe in BUILT_IN}
 

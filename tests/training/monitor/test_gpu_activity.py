@@ -19,7 +19,6 @@ from slurm_health.training.monitor.gpu_activity import (
     GpuSample,
     GpuUse,
     SampledGpu,
-    activity,
     by_process,
     combined,
 )
@@ -100,13 +99,6 @@ def test_what_the_driver_does_not_tell_has_a_reason(
 
     assert seen.by_pid == {}
     assert why in seen.why_not
-
-
-def test_a_node_without_a_gpu_is_not_asked(tmp_path: Path) -> None:
-    def read() -> bytes:
-        raise AssertionError
-
-    assert activity(driver=tmp_path / "none", read=read) == GpuActivity()
 
 
 @pytest.mark.parametrize(

@@ -118,15 +118,3 @@ def test_the_process_that_listens_on_a_port_is_named() -> None:
         holders = PortHolders().collect_data().holders
 
     assert holders[port].startswith(f"process {os.getpid()} (")
-
-
-def test_slurm_says_which_nodes_the_job_asks_for_by_name(tmp_path: Path) -> None:
-    slurm = FakeSlurm(tmp_path / "slurm")
-    slurm.run_job(12, ["n1", "n2"], ReqNodeList="n2")
-    environ = {**slurm.environ(), "SLURM_JOB_ID": "12"}
-    end = ScriptEnd(exit_code=1, nodes=("n1", "n2"))
-    found = SlurmWord(job(tmp_path, environ=environ, end=end)).collect_data()
-
-    assert set(found.node_states) == {"n1", "n2"}
-    assert found.required == ("n2",)
-    assert found.job_states == ()

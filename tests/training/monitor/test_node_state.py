@@ -4,7 +4,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -23,11 +22,9 @@ from slurm_health.training.monitor.node_state import (
     links,
     memory_kills,
     most_telling,
-    node_state,
     of_the_job,
     within,
 )
-from slurm_health.training.monitor.ranks import Ranks
 from tests.support.ended_jobs import job
 from tests.support.rows import rows
 from tests.support.supervised import write_executable
@@ -234,15 +231,6 @@ def test_links_that_are_down_are_told_and_those_that_nobody_uses_are_not(tmp_pat
         "mlx5_1:1 is DOWN, Disabled",
         "eth1 has no link",
     )
-
-
-def test_a_node_tells_what_it_can_see_and_why_not_the_rest(tmp_path: Path) -> None:
-    ranks = Ranks("12", "n1")
-    told = node_state("12", "n1", time.time(), tmp_path / "gone", ranks)
-
-    assert told.node == "n1"
-    assert f"{tmp_path}/gone: No such file or directory" in told.state
-    assert "memory kills" in told.unavailable
 
 
 def test_a_message_that_is_too_long_loses_dumps_first_and_then_older_lines() -> None:

@@ -77,18 +77,6 @@ def test_dumps_at_torchs_own_path_count_where_a_watchdog_of_this_training_wrote(
     assert ("may be of another training" in str(found.not_collected)) is not counts
 
 
-def test_what_is_found_is_said_and_recorded(tmp_path: Path, run_directory: Path) -> None:
-    output = tmp_path / "out"
-    output.write_text("[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 'lr'\n")
-    found, said = held(ended(tmp_path, outputs=(output,)), directory=run_directory)
-
-    assert (found.cause, found.ranks) == ("program-error", [1])
-    assert all(line.startswith("slurm-health: ") for line in said.splitlines())
-    assert "KeyError: 'lr'" in said
-    (entry,) = journal.read_all(run_directory, journal.POST_MORTEM)
-    assert entry.record == found
-
-
 def test_a_journal_that_cannot_be_written_costs_only_the_record(tmp_path: Path) -> None:
     output = tmp_path / "out"
     output.write_text("[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 'lr'\n")
