@@ -8,8 +8,8 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -238,64 +238,40 @@ def test_of_two_nodes_the_slow_one_is_convicted_by_six_tests_and_by_no_fewer() -
     assert levels == [Level.INCONCLUSIVE] * 5 + [Level.SLOW]
 
 
-def spoiled_by(node: str, until: int = 99, **how: Any) -> Answer:
-    """Answer as well nodes do, but for the groups of one node in the first rounds."""
+class Spoiled(msgspec.Struct, forbid_unknown_fields=True):
+    """What becomes of the groups of one node in the first rounds."""
+
+    node: str
+    until: int = 99
+    outcome: Outcome = Outcome.FAILED
+    crashed: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
+    said: dict[str, str] = {}
+
+
+def spoiled_by(how: Spoiled) -> Answer:
+    """Answer as well nodes do, but for the groups of one node."""
     healthy = cluster()
 
     def answer(index: int, group: tuple[str, ...]) -> GroupResult:
-        if node in group and index < until:
-            said = {name: how["said"][name] for name in group if name in how.get("said", ())}
-            return GroupResult(**{"nodes": group, "outcome": Outcome.FAILED, **how, "said": said})
-        return healthy(index, group)
+        if how.node not in group or index >= how.until:
+            return healthy(index, group)
+        return GroupResult(
+            nodes=group,
+            outcome=how.outcome,
+            crashed=how.crashed,
+            silent=how.silent,
+            said={name: how.said[name] for name in group if name in how.said},
+        )
 
     return answer
 
 
-DIED = "check process of device 0 died: killed by SIGKILL"
-ROUTE = {"n1": "no route to host"}
-CHANGED = {"n1": "received other data than rank 1 sent", "n3": "received the same"}
-CRASHED: dict[str, Any] = {"crashed": ("n2",)}
-
-
-@pytest.mark.parametrize(
-    ("count", "answer", "node", "level", "reason"),
-    [
-        (3, spoiled_by("n2", said={"n2": DIED}), "n2", Level.FAULTY, f"(failed): {DIED}"),
-        # Only its partners report something.
-        (3, spoiled_by("n2", said=CHANGED), "n2", Level.FAULTY, "reported: received "),
-        (
-            2,
-            spoiled_by("n2", said=ROUTE),
-            "n1",
-            Level.INCONCLUSIVE,
-            "faulty node: no route to host",
-        ),
-        (2, spoiled_by("n2", said=ROUTE), "n2", Level.INCONCLUSIVE, "; n1 reported: no route to "),
-        *(
-            (count, spoiled_by("n2", **CRASHED), "n2", Level.FAULTY, "crashed (rounds 0 and 1)")
-            for count in (2, 4, 9)
-        ),
-        (
-            4,
-            spoiled_by("n2", 1, **CRASHED),
-            "n2",
-            Level.HEALTHY,
-            "(round 0), but worked afterwards",
-        ),
-        (
-            4,
-            spoiled_by("n2", outcome=Outcome.TIMED_OUT, silent=("n2",)),
-            "n2",
-            Level.INCONCLUSIVE,
-            "did not answer in rounds 0 and 1",
-        ),
-        (2, spoiled_by("n1", outcome=Outcome.NOT_RUN), "n1", Level.INCONCLUSIVE, "never measured"),
-    ],
-)
+@rows
 def test_what_happened_to_a_node_decides_and_is_said_and_its_partners_are_not_blamed(
-    count: int, answer: Answer, node: str, level: Level, reason: str
+    count: int, spoiled: Spoiled, node: str, level: Level, reason: str
 ) -> None:
-    verdict, rounds = run(names(count), answer)
+    verdict, rounds = run(names(count), spoiled_by(spoiled))
     found = verdict.nodes[node]
 
     assert (found.level, reason in found.reason) == (level, True), found.reason

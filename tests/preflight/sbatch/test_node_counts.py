@@ -25,37 +25,12 @@ def asked(
     return options_asked(line, header, environ or {}, lambda: help_text)
 
 
-@pytest.mark.parametrize(
-    ("words", "header", "spares", "counts"),
-    [
-        (["-N4"], [], 0, None),
-        (
-            ["-N", "4"],
-            [b"#SBATCH --nodes=9"],
-            2,
-            NodeCounts(request="6", wanted=4, needed=4, spares=2),
-        ),
-        (
-            [],
-            [b"#!/bin/sh", b"#SBATCH --time=1 -N 4 # four", b"#HEALTH --spares=1"],
-            1,
-            NodeCounts(request="5", wanted=4, needed=4, spares=1),
-        ),
-        # A range makes do with its lower end, and grows at its upper one.
-        (["--nodes=3-4"], [], 0, NodeCounts(request="3-4", wanted=4, needed=3)),
-        (
-            ["--nodes=3-4"],
-            [],
-            1,
-            NodeCounts(request="3-5", wanted=4, needed=3, spares=1),
-        ),
-        (["-N3-4", "-n8"], [], 0, None),  # Slurm decides what a total means on fewer nodes
-    ],
-)
+@rows
 def test_a_job_asks_for_its_nodes_and_spares_and_makes_do_with_the_lower_end_of_a_range(
-    words: list[str], header: list[bytes], spares: int, counts: NodeCounts | None
+    words: list[str], header: list[str], spares: int, counts: NodeCounts | None
 ) -> None:
-    assert node_counts(asked(*words, header=header), spares) == counts
+    lines = [line.encode() for line in header]
+    assert node_counts(asked(*words, header=lines), spares) == counts
 
 
 PLUGIN = [

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,9 +14,10 @@ from slurm_health.preflight.session.storage import judge
 from slurm_health.records.probe_catalog import HUNG, LATE, OK, UNSEEN
 from slurm_health.records.records import StorageRead, StorageTested
 from slurm_health.records.verdict import Level, NodeVerdict, StorageBlame, StorageVerdict
+from tests.support.rows import rows
 
 Tests = dict[str, StorageTested]
-Change = Callable[[Tests], None]
+Change = dict[str, Any]  # the kind with its nodes, then how
 
 
 def ring(nodes: int, **fields: object) -> Tests:
@@ -44,42 +46,48 @@ def ring(nodes: int, **fields: object) -> Tests:
 
 
 def fail(
-    *nodes: str, own: str = OK, reads: str = OK, seen: str | None = None, **fields: object
-) -> Change:
+    tests: Tests,
+    *nodes: str,
+    own: str = OK,
+    reads: str = OK,
+    seen: str | None = None,
+    **fields: object,
+) -> None:
     """Let nodes fail with their own files, in reading others', and in being read by others."""
-
-    def change(tests: Tests) -> None:
-        for node in nodes:
-            test = tests[node]
-            read = {peer: StorageRead(status=reads) for peer in test.reads}
-            kept = read if reads != OK else test.reads
-            tests[node] = msgspec.structs.replace(test, status=own, reads=kept, **fields)
-        unread = seen or (LATE if own != OK else OK)
-        for name, test in tests.items():
-            if unread != OK and name not in nodes:
-                hidden = {n: StorageRead(status=unread) for n in test.reads if n in nodes}
-                tests[name] = msgspec.structs.replace(test, reads={**test.reads, **hidden})
-
-    return change
+    for node in nodes:
+        test = tests[node]
+        read = {peer: StorageRead(status=reads) for peer in test.reads}
+        kept = read if reads != OK else test.reads
+        tests[node] = msgspec.structs.replace(test, status=own, reads=kept, **fields)
+    unread = seen or (LATE if own != OK else OK)
+    for name, test in tests.items():
+        if unread != OK and name not in nodes:
+            hidden = {n: StorageRead(status=unread) for n in test.reads if n in nodes}
+            tests[name] = msgspec.structs.replace(test, reads={**test.reads, **hidden})
 
 
-def slow(*nodes: str, own_ms: float = 3000.0, read_ms: float = 3000.0) -> Change:
+def slow(tests: Tests, *nodes: str, own_ms: float = 3000.0, read_ms: float = 3000.0) -> None:
     """Let nodes write and read slowly."""
-
-    def change(tests: Tests) -> None:
-        for node in nodes:
-            reads = {
-                peer: StorageRead(status=OK, ms=read_ms if read.ms else 0.0)
-                for peer, read in tests[node].reads.items()
-            }
-            tests[node] = msgspec.structs.replace(tests[node], large_ms=own_ms, reads=reads)
-
-    return change
+    for node in nodes:
+        reads = {
+            peer: StorageRead(status=OK, ms=read_ms if read.ms else 0.0)
+            for peer, read in tests[node].reads.items()
+        }
+        tests[node] = msgspec.structs.replace(tests[node], large_ms=own_ms, reads=reads)
 
 
-def unmounted(node: str) -> Change:
+def unmounted(tests: Tests, node: str) -> None:
     """Let a node have an empty directory of its own where others have the mount."""
-    return fail(node, reads=UNSEEN, seen=UNSEEN, server="", filesystem="ext4")
+    fail(tests, node, reads=UNSEEN, seen=UNSEEN, server="", filesystem="ext4")
+
+
+KINDS: dict[str, Callable[..., None]] = {"fail": fail, "slow": slow, "unmounted": unmounted}
+
+
+def apply(tests: Tests, change: Change) -> None:
+    """Let happen what a row names, to the nodes that it names."""
+    (kind, nodes), *fields = change.items()
+    KINDS[kind](tests, *(tests if nodes == ["all"] else nodes), **dict(fields))
 
 
 def every(nodes: int) -> list[str]:
@@ -93,7 +101,7 @@ def judged(
     """Return who is accused of what, and whose matter it is on how many nodes."""
     tests = ring(nodes, **fields)
     for change in changes:
-        change(tests)
+        apply(tests, change)
     verdicts = list(judge(tests.values()))
     accused = [verdict for verdict in verdicts if isinstance(verdict, NodeVerdict)]
     storage = [verdict for verdict in verdicts if isinstance(verdict, StorageVerdict)]
@@ -110,81 +118,16 @@ SERVER, USER, UNDECIDED = StorageBlame.SERVER, StorageBlame.USER, StorageBlame.U
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 8, 64])
-@pytest.mark.parametrize(
-    ("change", "level"),
-    [
-        (fail("n1", own=HUNG, reads=HUNG, at="write"), Level.FAULTY),
-        (fail("n1", own=HUNG, reads=HUNG, at="stat", server="", filesystem="ext4"), Level.FAULTY),
-        (fail("n1", own="ESTALE", reads="ESTALE"), Level.FAULTY),
-        (fail("n1", own="EIO", reads="EIO"), Level.FAULTY),
-        (fail("n1", own="ENOTCONN", reads="ENOTCONN"), Level.FAULTY),
-        (fail("n1", own="EROFS"), Level.FAULTY),
-        (fail("n1", own="EROFS", reads=LATE), Level.FAULTY),
-        (fail("n1", own="ENOENT", reads=UNSEEN), Level.FAULTY),
-        (fail("n1", reads=UNSEEN), Level.FAULTY),
-        (unmounted("n1"), Level.FAULTY),
-        (fail("n1", own="EACCES", reads=LATE, server="", filesystem="ext4"), Level.FAULTY),
-        (slow("n1"), Level.SLOW),
-        (slow("n1", read_ms=600.0), Level.SLOW),
-        (lambda tests: (fail("n1", small_ms=300.0)(tests), slow("n1")(tests))[0], Level.SLOW),
-    ],
-)
+@rows
 def test_one_client_is_at_fault_whose_peers_wrote_and_read_there(
-    nodes: int, change: Change, level: Level
+    nodes: int, changes: list[Change], level: Level
 ) -> None:
-    assert judged(nodes, change) == ({"n1": level}, {})
+    assert judged(nodes, *changes) == ({"n1": level}, {})
 
 
-@pytest.mark.parametrize(
-    ("nodes", "changes", "blame"),
-    [
-        (8, [], {}),
-        (2, [], {}),
-        (1, [], {}),
-        # All of them.
-        (4, [fail(*every(4), own=HUNG, reads=HUNG)], {SERVER: 4}),
-        (2, [fail(*every(2), own=HUNG, reads=HUNG)], {SERVER: 2}),
-        (4, [fail(*every(4), own="EROFS")], {SERVER: 4}),
-        (4, [slow(*every(4), own_ms=4000, read_ms=500)], {SERVER: 4}),
-        # A random half, as of a server that answers some of its clients.
-        (8, [fail("n1", "n2", "n5", "n6", own=HUNG, reads=HUNG)], {SERVER: 4}),
-        (8, [fail("n1", "n4", "n7", own="EIO", reads="EIO")], {SERVER: 3}),
-        (8, [fail("n0", "n4", "n6", own="EROFS")], {SERVER: 3}),
-        (8, [slow("n1", "n3", "n6")], {SERVER: 3}),
-        # Files on one disk of a server: it fails those who wrote there, and who read that.
-        (8, [fail("n3", own=HUNG, seen=HUNG)], {SERVER: 1}),
-        (8, [fail("n3", own="EIO", seen="EIO")], {SERVER: 1}),
-        (8, [fail("n3", own=HUNG, reads=OK)], {SERVER: 1}),
-        (8, [slow("n3", read_ms=20.0)], {}),
-        (8, [slow("n3", "n5", read_ms=20.0)], {}),
-        (8, [slow("n3", "n5", "n6", read_ms=20.0)], {SERVER: 3}),
-        # A slow server lets one or another miss the limit, and its peers read nothing in time.
-        (
-            5,
-            [slow(*every(5), own_ms=2500, read_ms=0), fail("n1", own=HUNG, reads=HUNG)],
-            {SERVER: 1},
-        ),
-        (5, [slow(*every(5), own_ms=1500, read_ms=900)], {SERVER: 5}),
-        # One that others do not see, and that sees them: its files came late.
-        (8, [fail("n3", seen=UNSEEN)], {}),
-        # Too few to tell.
-        (1, [fail("n0", own=HUNG)], {UNDECIDED: 1}),
-        (2, [fail("n1", own=HUNG, reads=HUNG)], {UNDECIDED: 1}),
-        (2, [fail("n1", own="EROFS")], {UNDECIDED: 1}),
-        # The user's: space, quota, rights, a path that is not there.
-        (8, [fail(*every(8), own="ENOSPC", reads=LATE)], {USER: 8}),
-        (8, [fail("n1", "n4", own="ENOSPC")], {USER: 2}),
-        (8, [fail("n1", own="EDQUOT")], {USER: 1}),
-        (8, [fail(*every(8), own="EACCES", reads=LATE)], {}),
-        (8, [fail(*every(8), own="ENOENT", reads=UNSEEN)], {USER: 8}),
-        (8, [fail("n1", own="EACCES", reads=LATE)], {UNDECIDED: 1}),
-        # What costs nothing.
-        (8, [slow("n1", own_ms=400.0, read_ms=400.0)], {}),
-        (8, [slow("n1", own_ms=900.0, read_ms=20.0)], {}),
-    ],
-)
+@rows
 def test_no_node_is_accused_of_what_is_not_proven_to_be_its_own(
-    nodes: int, changes: Iterable[Change], blame: Mapping[StorageBlame, int]
+    nodes: int, changes: list[Change], blame: Mapping[StorageBlame, int]
 ) -> None:
     assert judged(nodes, *changes) == ({}, blame)
 
@@ -192,10 +135,10 @@ def test_no_node_is_accused_of_what_is_not_proven_to_be_its_own(
 def test_directories_that_each_node_has_for_itself_are_judged_by_their_own_files() -> None:
     local = {"server": "", "filesystem": "xfs", "reads": {}, "large_ms": 0.0}
     assert judged(4, **local) == ({}, {})
-    assert judged(4, fail("n2", own="EROFS"), **local) == ({"n2": Level.FAULTY}, {})
-    assert judged(4, fail("n2", own="ENOSPC"), **local) == ({}, {USER: 1})
-    assert judged(4, fail("n2", small_ms=2000.0), **local) == ({"n2": Level.SLOW}, {})
-    assert judged(2, fail("n1", own="EIO"), **local) == ({}, {UNDECIDED: 1})
+    assert judged(4, {"fail": ["n2"], "own": "EROFS"}, **local) == ({"n2": Level.FAULTY}, {})
+    assert judged(4, {"fail": ["n2"], "own": "ENOSPC"}, **local) == ({}, {USER: 1})
+    assert judged(4, {"fail": ["n2"], "small_ms": 2000.0}, **local) == ({"n2": Level.SLOW}, {})
+    assert judged(2, {"fail": ["n1"], "own": "EIO"}, **local) == ({}, {UNDECIDED: 1})
 
 
 def test_a_random_part_of_the_nodes_is_never_accused_together() -> None:
@@ -204,7 +147,7 @@ def test_a_random_part_of_the_nodes_is_never_accused_together() -> None:
         nodes = chance.randint(4, 40)
         bad = chance.sample(every(nodes), chance.randint(max(2, nodes // 4 + 1), nodes))
         trouble = chance.choice([HUNG, "EIO", "ESTALE", UNSEEN])
-        accused, blame = judged(nodes, fail(*bad, own=trouble, reads=trouble))
+        accused, blame = judged(nodes, {"fail": bad, "own": trouble, "reads": trouble})
         assert (accused, blame) == ({}, {SERVER: len(bad)})
 
 
@@ -215,7 +158,7 @@ def test_a_disk_of_the_server_that_fails_accuses_nobody_wherever_its_files_are()
         tests = ring(nodes)
         lost = {name for name in tests if chance.random() < 0.25}
         for name in lost:
-            fail(name, own=HUNG, seen=HUNG)(tests)
+            fail(tests, name, own=HUNG, seen=HUNG)
         for name, test in tests.items():  # what others lost hangs for all who read it
             reads = {
                 peer: StorageRead(status=HUNG if peer in lost else OK, ms=20.0)
@@ -227,8 +170,8 @@ def test_a_disk_of_the_server_that_fails_accuses_nobody_wherever_its_files_are()
 
 def test_each_path_has_a_verdict_of_its_own_and_says_what_it_is_on() -> None:
     shared, home = ring(4), ring(4, path="/home/alice", server="srv:/home")
-    fail("n2", own=HUNG, reads=HUNG, at="sync")(shared)
-    fail(*every(4), own="EDQUOT", free_bytes=0, total_bytes=10**10)(home)
+    fail(shared, "n2", own=HUNG, reads=HUNG, at="sync")
+    fail(home, *every(4), own="EDQUOT", free_bytes=0, total_bytes=10**10)
     node, storage = judge([*shared.values(), *home.values()])
     assert isinstance(node, NodeVerdict)
     assert isinstance(storage, StorageVerdict)
