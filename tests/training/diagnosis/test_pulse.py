@@ -21,16 +21,22 @@ from slurm_health.training.diagnosis.samples import (
     RankSample,
     Standstill,
 )
+from tests.support.rows import rows
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 TRAIN = Frame("/home/a/train.py", 70, "main")
-COLLECTIVE = (TRAIN, Frame(f"{TORCH}/distributed/distributed_c10d.py", 3000, "all_reduce"))
-RENDEZVOUS = (TRAIN, Frame(f"{TORCH}/distributed/rendezvous.py", 180, "_create_c10d_store"))
-LOADER = (TRAIN, Frame(f"{TORCH}/utils/data/dataloader.py", 700, "__next__"))
-CHECKPOINT = (TRAIN, Frame(f"{TORCH}/serialization.py", 900, "save"))
-OWN_CODE = (TRAIN, Frame("/home/a/augment.py", 12, "wait_for_flag"))
-COMPILES = (TRAIN, Frame(f"{TORCH}/_inductor/compile_fx.py", 9, "compile"))
-PDB = (TRAIN, Frame("/usr/lib/python3.11/pdb.py", 9, "interaction"))
+STACKS = {
+    name: (TRAIN, Frame(place, 900, function))
+    for name, place, function in (
+        ("collective", f"{TORCH}/distributed/distributed_c10d.py", "all_reduce"),
+        ("rendezvous", f"{TORCH}/distributed/rendezvous.py", "_create_c10d_store"),
+        ("loader", f"{TORCH}/utils/data/dataloader.py", "__next__"),
+        ("checkpoint", f"{TORCH}/serialization.py", "save"),
+        ("own code", "/home/a/augment.py", "wait_for_flag"),
+        ("compiles", f"{TORCH}/_inductor/compile_fx.py", "compile"),
+        ("pdb", "/usr/lib/python3.11/pdb.py", "interaction"),
+    )
+}
 RANKS = 3
 NODES = [f"n{rank + 1}" for rank in range(RANKS)]
 EVERY_S = 5.0
@@ -43,7 +49,6 @@ WORKS = {"ran_s": 0.4, "cpu_s": 0.4, "wakes": 50.0}
 COUNTERS = {"ran_s": 0.0, "cpu_s": 0.0, "unserved_s": 0.0, "wakes": 0.0, "io_bytes": 0.0}
 # One that runs a little at times.
 BUSY = {"ran_s": 0.02, "cpu_s": 0.02, "wakes": 0.1}
-POLLS = {"ran_s": 0.01, "cpu_s": 0.01, "wakes": 100.0}
 
 
 @dataclass
@@ -61,7 +66,7 @@ class Training:
     ends_s: float
     step_s: float = 0.5
     beats: bool = True
-    then: dict[str, Any] = field(default_factory=lambda: {"stack": COLLECTIVE})
+    then: dict[str, Any] = field(default_factory=lambda: {"stack": "collective"})
     of_last: dict[str, Any] = field(default_factory=dict)
     ranks: int = RANKS
     ran_s: float = 20.0
@@ -103,7 +108,8 @@ class Training:
                 io_bytes=int(count["io_bytes"]),
             )
             if look is not Look.SAMPLE:
-                sample = msgspec.structs.replace(sample, **shown)
+                stack = STACKS.get(shown.pop("stack", ""), ())
+                sample = msgspec.structs.replace(sample, stack=stack, **shown)
             reports[NODES[rank]] = NodeReport(
                 node=NODES[rank],
                 at_s=now_s,
@@ -160,28 +166,7 @@ def watched(
 FIRST, TWENTIETH, LONG = BEGAN_S + 0.4, BEGAN_S + 10.0, BEGAN_S + 600.0
 
 
-@pytest.mark.parametrize(
-    ("training", "within_s"),
-    [
-        (Training(TWENTIETH, of_last={"state": "T", "stack": ()}), 45),
-        (Training(FIRST, beats=False, of_last={"state": "T", "stack": ()}), 45),
-        (Training(TWENTIETH, beats=False, of_last={"state": "T", "stack": ()}), 45),
-        (Training(FIRST, beats=False, then={"stack": RENDEZVOUS}), 45),
-        # Its libraries were loaded fast.
-        (Training(FIRST, beats=False, then={"stack": RENDEZVOUS}, ran_s=0.4), 45),
-        (Training(TWENTIETH), 45),
-        (Training(LONG, of_last={"stack": LOADER}), 45),
-        (Training(LONG, beats=False, of_last={"stack": LOADER}), 60),
-        (Training(TWENTIETH, beats=False, of_last={"stack": LOADER}), 90),
-        (Training(LONG, of_last={"stack": OWN_CODE}), 45),
-        (Training(LONG, beats=False, of_last={"stack": OWN_CODE}), 60),
-        (Training(LONG, of_last={"state": "D", "stack": LOADER}), 60),
-        (Training(LONG, of_last={"state": "D", "stack": CHECKPOINT}), 150),
-        (Training(LONG, then={"stack": COLLECTIVE, **POLLS}), 45),
-        (Training(LONG, beats=False, then={"stack": COLLECTIVE, **POLLS}), 60),
-        (Training(LONG, beats=False, then={"gpu_waits": True, "ran_s": 1.0, "cpu_s": 1.0}), 60),
-    ],
-)
+@rows
 def test_what_hangs_is_due_and_said_in_time(training: Training, within_s: float) -> None:
     after_s, verdicts = watched(training, training.ends_s + 600)
 
@@ -190,40 +175,7 @@ def test_what_hangs_is_due_and_said_in_time(training: Training, within_s: float)
     assert verdicts[-1].stalled_s >= verdicts[-1].allowance_s
 
 
-GOES_ON = {
-    "gdb": (Training(LONG, of_last={"state": "t"}), "held by a debugger"),
-    "pdb": (Training(LONG, of_last={"stack": PDB}), "held by a debugger"),
-    "evaluation": (Training(LONG, of_last={"stack": OWN_CODE, "cpu_s": 0.9}), "still works"),
-    "on its GPU": (Training(LONG, of_last={"stack": OWN_CODE, "gpu_share": 0.9}), "still works"),
-    "starved": (Training(LONG, of_last={"stack": OWN_CODE, "unserved_s": 0.8}), "no processor"),
-    "checkpoint on slow storage": (
-        Training(LONG, of_last={"stack": CHECKPOINT, "state": "D", "io_bytes": 1 << 18}),
-        "still works",
-    ),
-    "service": (Training(LONG, beats=False, then={"stack": ()}), "known to wait"),
-    "notebook": (Training(LONG, beats=False, then={"stack": OWN_CODE}), "known to wait"),
-    "polls": (Training(LONG, beats=False, of_last={"stack": OWN_CODE, **POLLS}), "polls"),
-    "compile": (Training(FIRST, of_last={"stack": COMPILES, "cpu_s": 0.9}), "still works"),
-    "compile in a child at times": (
-        Training(FIRST, of_last={"stack": OWN_CODE}, bursts_s=range(20, 900, 20)),
-        "its start",
-    ),
-    "start that waits for a file": (
-        Training(FIRST, beats=False, of_last={"stack": OWN_CODE}),
-        "its start",
-    ),
-    "rank to come after others loaded for minutes": (
-        Training(LONG, beats=False, then={"stack": RENDEZVOUS}, ranks=2),
-        "its start",
-    ),
-    "rank to come": (
-        Training(FIRST, beats=False, then={"stack": RENDEZVOUS}, ranks=2),
-        "its start",
-    ),
-}
-
-
-@pytest.mark.parametrize(("training", "why"), GOES_ON.values(), ids=GOES_ON)
+@rows
 def test_what_may_go_on_is_no_hang_for_minutes(training: Training, why: str) -> None:
     after_s, verdicts = watched(training, training.ends_s + 600)
 
@@ -233,7 +185,7 @@ def test_what_may_go_on_is_no_hang_for_minutes(training: Training, why: str) -> 
 
 def test_lines_of_output_have_a_pace_where_main_threads_hardly_run() -> None:
     """MPI's ranks spin: they seem to rest from their first step on."""
-    training, pulse = Training(FIRST, beats=False, of_last={"stack": OWN_CODE}), Pulse(NODES)
+    training, pulse = Training(FIRST, beats=False, of_last={"stack": "own code"}), Pulse(NODES)
     for step in range(90):
         observe(pulse, training, FIRST + step)
         pulse.read("out", f"step {step}\n", FIRST + step)
@@ -245,7 +197,7 @@ def test_lines_of_output_have_a_pace_where_main_threads_hardly_run() -> None:
 
 def test_a_wait_for_a_server_is_a_pause_for_a_while_whatever_its_state() -> None:
     awaited = "/ckpt/a.pt (srv:/ckpt)"
-    waits = {"state": "S", "stack": OWN_CODE, "storage": awaited}
+    waits = {"state": "S", "stack": "own code", "storage": awaited}
     after_s, verdicts = watched(Training(LONG, of_last=waits), LONG + 600)
 
     assert f"waits for storage, {awaited}" in verdicts[0].why_not
@@ -253,21 +205,13 @@ def test_a_wait_for_a_server_is_a_pause_for_a_while_whatever_its_state() -> None
     assert LIMITS.storage_s <= after_s <= LIMITS.storage_s + 30
 
 
-@pytest.mark.parametrize(
-    "training",
-    [
-        Training(BEGAN_S + 86400.0),
-        Training(BEGAN_S + 86400.0, beats=False),
-        Training(FIRST, beats=False, ran_s=0.1, then={"stack": ()}),  # `sleep`, a shell
-    ],
-    ids=["steps", "runs", "has not begun"],
-)
+@rows
 def test_what_goes_on_or_never_began_is_not_looked_at(training: Training) -> None:
     assert watched(training, BEGAN_S + 7200) == (None, [])
 
 
 def test_a_service_that_is_quiet_for_days_is_looked_at_less_and_less_often() -> None:
-    after_s, verdicts = watched(Training(LONG, beats=False, then={"stack": ()}), LONG + 86400.0)
+    after_s, verdicts = watched(Training(LONG, beats=False, then={"stack": ""}), LONG + 86400.0)
 
     assert after_s is None
     assert len(verdicts) < 160
@@ -293,7 +237,7 @@ def test_an_agent_that_was_started_again_changes_nothing_about_a_rest() -> None:
 
 
 def test_a_pause_as_long_as_one_before_is_usual() -> None:
-    training, pulse = Training(LONG, then={"stack": COLLECTIVE, "longest_s": 300.0}), Pulse(NODES)
+    training, pulse = Training(LONG, then={"stack": "collective", "longest_s": 300.0}), Pulse(NODES)
     observe(pulse, training, LONG)
 
     assert pulse.due(LONG + 440.0) is None
@@ -302,7 +246,7 @@ def test_a_pause_as_long_as_one_before_is_usual() -> None:
 
 def test_a_stillness_that_ended_by_itself_is_usual_for_a_start() -> None:
     pulse, verdicts = Pulse(NODES), {}
-    training = Training(FIRST, beats=False, then={"stack": RENDEZVOUS}, bursts_s=[100.0])
+    training = Training(FIRST, beats=False, then={"stack": "rendezvous"}, bursts_s=[100.0])
     for at_s in range(0, 300, 5):
         observe(pulse, training, FIRST + at_s)
         verdicts[at_s] = inspect(pulse, training, FIRST + at_s + 4.5).why_not
@@ -312,7 +256,7 @@ def test_a_stillness_that_ended_by_itself_is_usual_for_a_start() -> None:
 
 
 def test_data_that_comes_over_the_network_moves_a_start() -> None:
-    training, pulse = Training(FIRST, beats=False, then={"stack": RENDEZVOUS}), Pulse(NODES)
+    training, pulse = Training(FIRST, beats=False, then={"stack": "rendezvous"}), Pulse(NODES)
     for now_s in range(int(BEGAN_S), int(FIRST) + 60, 5):
         observe(pulse, training, float(now_s))
 
@@ -324,7 +268,7 @@ def test_data_that_comes_over_the_network_moves_a_start() -> None:
 def test_data_that_is_not_answered_within_the_job_is_no_start_and_from_outside_may_be(
     peer: str,
 ) -> None:
-    training = Training(FIRST, beats=False, then={"stack": OWN_CODE})
+    training = Training(FIRST, beats=False, then={"stack": "own code"})
     after_s, verdicts = watched(training, FIRST + 300, broken={"n1": ((peer, 6),)})
 
     assert (after_s is not None) == (peer == "10.0.0.1")
@@ -381,10 +325,10 @@ def output(pulse: Pulse, until_s: float) -> None:
 @pytest.mark.parametrize(
     ("then", "hangs"),
     [
-        ({"stack": COLLECTIVE, **WORKS}, True),
-        ({"stack": (), "kernel": "pipe_read", **BUSY}, True),
-        ({"stack": (), "kernel": "ep_poll", **BUSY}, False),
-        ({"stack": OWN_CODE, **WORKS}, False),
+        ({"stack": "collective", **WORKS}, True),
+        ({"stack": "", "kernel": "pipe_read", **BUSY}, True),
+        ({"stack": "", "kernel": "ep_poll", **BUSY}, False),
+        ({"stack": "own code", **WORKS}, False),
     ],
     ids=["polls in a collective", "waits for a pipe", "serves", "works"],
 )
@@ -405,14 +349,16 @@ def test_limits_that_are_scaled_together_say_the_same_sooner() -> None:
     scaled = LIMITS.scaled(0.2)
 
     assert (scaled.at_least_s, scaled.suspended_s, scaled.times) == (5.0, 12.0, LIMITS.times)
-    training = Training(LONG, of_last={"stack": LOADER})
+    training = Training(LONG, of_last={"stack": "loader"})
     after_s, _ = watched(training, LONG + 600, Pulse(NODES, scaled))
     assert after_s is not None
     assert after_s < 20
 
 
 def test_a_rank_that_is_elsewhere_at_the_second_look_does_not_rest() -> None:
-    loads, waits = (RankSample(rank=0, pid=7, stack=stack) for stack in (LOADER, COLLECTIVE))
+    loads, waits = (
+        RankSample(rank=0, pid=7, stack=stack) for stack in (STACKS["loader"], STACKS["collective"])
+    )
 
     assert waits.since(waits, 4.0).rests
     assert not waits.since(loads, 4.0).rests
