@@ -180,23 +180,7 @@ def test_all_rounds_of_a_phase_train_one_model_whichever_nodes_they_have() -> No
     assert len(models) == 1
 
 
-@pytest.mark.parametrize(
-    ("leaves", "domains", "found"),
-    [
-        # A rack of GB200 each, and Slurm knows no switch.
-        (("", "", "", ""), ("r1", "r1", "r2", "r2"), {"r1": ["n1", "n2"], "r2": ["n3", "n4"]}),
-        # What Slurm knows is of the network itself.
-        (
-            ("s1", "s2", "s1", "s2"),
-            ("r1", "r1", "r2", "r2"),
-            {"s1": ["n1", "n3"], "s2": ["n2", "n4"]},
-        ),
-        # One domain tells nothing apart, and a node without one might be anywhere.
-        (("", "", "", ""), ("r1", "r1", "r1", "r1"), {}),
-        (("", "", "", ""), ("r1", "r1", "r2", ""), {}),
-        (("s1", "", "s1", "s2"), ("", "", "", ""), {}),
-    ],
-)
+@rows
 def test_nvlink_domains_are_leaves_where_slurm_knows_no_switches(
     leaves: Sequence[str], domains: Sequence[str], found: dict[str, list[str]]
 ) -> None:

@@ -322,16 +322,7 @@ def output(pulse: Pulse, until_s: float) -> None:
         now_s += 10.0
 
 
-@pytest.mark.parametrize(
-    ("then", "hangs"),
-    [
-        ({"stack": "collective", **WORKS}, True),
-        ({"stack": "", "kernel": "pipe_read", **BUSY}, True),
-        ({"stack": "", "kernel": "ep_poll", **BUSY}, False),
-        ({"stack": "own code", **WORKS}, False),
-    ],
-    ids=["polls in a collective", "waits for a pipe", "serves", "works"],
-)
+@rows
 def test_lines_that_stay_away_tell_of_a_hang_where_ranks_are_known_to_wait(
     then: dict[str, Any], hangs: bool
 ) -> None:

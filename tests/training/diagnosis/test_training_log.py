@@ -112,33 +112,12 @@ def test_words_of_a_cause_in_the_name_of_something_else_tell_of_none(error: str)
     assert known(error) is None
 
 
+BEHIND_MEGABYTES = f"{'x' * 5_000_000}\n{''.join(f'{chr(13)}{n} %' for n in range(100))}\r"
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
-    [
-        (
-            TRACEBACK
-            + "\nDuring handling of the above exception, another exception occurred:\n\n"
-            + TRACEBACK.replace("ValueError: batch 7 is empty", "RuntimeError: worker died"),
-            "ValueError: batch 7 is empty",
-        ),
-        (
-            TRACEBACK.replace(
-                "ValueError: batch 7 is empty",
-                "RuntimeError: Caught ValueError in DataLoader worker process 0.\nOriginal"
-                ' Traceback (most recent call last):\n  File "/home/a/data.py", line 3, in get\n'
-                "    x[1]\nValueError: no such sample",
-            ),
-            "ValueError: no such sample",
-        ),
-        (
-            "torchtorch.DistBackendError.: NCCL error\nncclInvalidUsage: invalid usage of NCCL.\n",
-            "ncclInvalidUsage: invalid usage of NCCL.",
-        ),
-        (
-            f"{'x' * 5_000_000}\n{''.join(f'{chr(13)}{n} %' for n in range(100))}\r{TRACEBACK}",
-            "ValueError: batch 7 is empty",
-        ),
-    ],
+    [*LINES["first"], (BEHIND_MEGABYTES + TRACEBACK, "ValueError: batch 7 is empty")],
     ids=["chained", "of a data loader", "of lines that mixed", "behind megabytes"],
 )
 def test_the_exception_that_explains_a_failure_is_the_first(text: str, error: str) -> None:

@@ -19,6 +19,7 @@ from slurm_health.training.monitor.job_collectors import (
 )
 from tests.support.ended_jobs import job
 from tests.support.fake_slurm import FakeSlurm
+from tests.support.rows import rows
 
 TRACEBACK = "Traceback (most recent call last):\n  File 'x'\nKeyError: 'lr'\n"
 
@@ -88,15 +89,7 @@ def test_outside_a_job_slurm_is_not_asked(tmp_path: Path) -> None:
         SlurmWord(job(tmp_path, environ={})).collect_data()
 
 
-@pytest.mark.parametrize(
-    ("end", "asked"),
-    [
-        ({"exit_code": 1, "nodes": ("n1",)}, False),
-        ({"exit_code": 143, "nodes": ("n1",)}, True),
-        ({"exit_code": 137, "signal": 9, "nodes": ("n1",)}, True),
-        ({"exit_code": 1, "nodes": ("n1", "n2")}, True),
-    ],
-)
+@rows
 def test_slurm_is_not_asked_where_it_cannot_know_more_than_the_script(
     tmp_path: Path, end: dict[str, Any], asked: bool
 ) -> None:
