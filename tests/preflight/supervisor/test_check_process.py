@@ -98,27 +98,6 @@ def test_a_check_that_gets_on_says_so_now_and_then_and_not_each_time(
     assert capsys.readouterr().out == "\n\n"
 
 
-def test_a_check_whose_time_is_over_is_ended_and_that_is_recorded(bench: Bench) -> None:
-    bench.master(
-        "echo start >>$LOG\n[ $# = 0 ] && sleep 600\n"
-        'echo "$1" >>$LOG; echo \'{"disposition": "proceed"}\'\n'
-    )
-    options = ["--limit-s", "1", "--grace-s", "0.5"]
-    code, out, _ = bench.finish(bench.supervised("#!/bin/sh\necho ran\n", options=options))
-    assert (code, out) == (0, b"ran\n")
-    ended = "--unchecked=the check had not ended when its time was over: its limit was 1 s"
-    assert bench.log.read_text() == f"start\nstart\n{ended}\n"
-
-
-def test_a_check_that_has_answered_in_time_may_end_later(bench: Bench) -> None:
-    bench.master(
-        'echo start >>$LOG; echo \'{"disposition": "proceed"}\'\nsleep 2; echo end >>$LOG\n'
-    )
-    process = bench.supervised("#!/bin/sh\necho ran\n", options=["--limit-s", "1"])
-    assert bench.finish(process) == (0, b"ran\n", b"")
-    assert bench.lines() == ["start", "end"]
-
-
 @pytest.mark.heavy
 def test_a_check_that_takes_long_and_says_so_is_waited_for(bench: Bench) -> None:
     bench.master(

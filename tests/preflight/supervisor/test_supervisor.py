@@ -8,25 +8,40 @@ import os
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.support.fake_slurm import FakeSlurm
+from tests.support.rows import rows
 from tests.support.supervised import MASTER_THAT_HANGS, Bench
 
 
-def test_stop_prints_the_reason_and_ends_with_its_code(bench: Bench) -> None:
-    bench.answer("stop", exit_code=9, reason="n3 is broken", directory="")
-    code, out, err = bench.finish(bench.supervised("#!/bin/sh\necho ran\n"))
-    assert (code, out) == (9, b"")
-    assert b"slurm-health: the job stops: n3 is broken\n" in err
+class Case(msgspec.Struct, forbid_unknown_fields=True):
+    """A check, as a shell script with its options, and how the job then ends and what it says."""
+
+    master: str
+    options: list[str] = []
+    code: int = 0
+    out: str = "ran\n"
+    says: list[str] = []
+    never: list[str] = []
+    log: str = ""
 
 
-def test_requeue_that_does_not_come_ends_with_a_message(bench: Bench) -> None:
-    bench.answer("requeue", exit_code=1, reason="n3 is broken", directory="")
-    process = bench.supervised("#!/bin/sh\necho ran\n", options=["--requeue-wait-s", "0.2"])
+@rows
+def test_what_a_check_answers_or_does_not_decides_what_becomes_of_the_script(
+    bench: Bench, case: Case
+) -> None:
+    bench.master(case.master)
+    process = bench.supervised("#!/bin/sh\necho ran\n", options=case.options)
+
     code, out, err = bench.finish(process)
-    assert (code, out) == (1, b"")
-    assert b"not requeued the job within 0.2 s" in err
+
+    said = err.decode()
+    assert (code, out.decode()) == (case.code, case.out)
+    assert [words for words in case.says if words not in said] == []
+    assert [words for words in case.never if words in said] == []
+    assert not case.log or bench.log.read_text() == case.log
 
 
 @pytest.mark.parametrize("rest", ["", "while :; do sleep 0.1; done"], ids=["after", "during"])
@@ -64,75 +79,6 @@ def test_a_requeue_that_was_refused_is_none_when_a_signal_ends_the_check(bench: 
     bench.wait_for("told")
     process.send_signal(signal.SIGTERM)
     assert b"SIGTERM ended the check" in bench.finish(process)[2]
-
-
-def test_master_that_is_killed_is_started_again(bench: Bench) -> None:
-    bench.master(
-        "echo start >>$LOG\n[ $(wc -l <$LOG) = 1 ] && kill -9 $$\n"
-        'echo \'{"disposition": "proceed"}\'\n'
-    )
-    code, out, err = bench.finish(bench.supervised("#!/bin/sh\necho ran\n"))
-    assert (code, out) == (0, b"ran\n")
-    assert bench.lines() == ["start", "start"]
-    assert b"start 1 of 2 of the check: ended without a verdict (killed by SIGKILL)" in err
-
-
-@pytest.mark.parametrize("death", ["kill -9 $$", "exit 70"])
-def test_a_check_that_dies_before_slurm_heard_of_the_requeue_is_started_again(
-    bench: Bench, death: str
-) -> None:
-    bench.master(
-        "echo start >>$LOG\n[ $(wc -l <$LOG) = 1 ] &&"
-        f' echo \'{{"disposition": "requeue"}}\' && {death}\n'
-        'echo \'{"disposition": "proceed"}\'\n'
-    )
-    code, out, _ = bench.finish(bench.supervised("#!/bin/sh\necho ran\n"))
-    assert (code, out) == (0, b"ran\n")
-    assert bench.lines() == ["start", "start"]
-
-
-@pytest.mark.parametrize(
-    ("nodes", "said"), [("", "the script anyway: why"), ('"n1", "n3"', "the script: why")]
-)
-def test_a_job_that_has_left_its_bad_nodes_behind_does_not_run_anyway(
-    bench: Bench, nodes: str, said: str
-) -> None:
-    answer = f'{{"disposition": "proceed", "exit_code": 1, "reason": "why", "nodes": [{nodes}]}}'
-    bench.master(f"echo '{answer}'\n")
-    code, _, err = bench.finish(bench.supervised("#!/bin/sh\n"))
-    assert (code, f"slurm-health: running {said}\n".encode() in err) == (0, True)
-
-
-@pytest.mark.parametrize("body", ["kill -9 $$", "exit 3", "echo no JSON", "echo '{\"x\": 1}'"])
-def test_master_that_never_answers_lets_the_script_run_loudly(bench: Bench, body: str) -> None:
-    bench.master(f'echo "${{1%%=*}}start" >>$LOG\n{body}\n')
-    code, out, err = bench.finish(bench.supervised("#!/bin/sh\necho ran\n"))
-    assert (code, out) == (0, b"ran\n")
-    # The last one is only to record that the others died.
-    assert bench.lines() == ["start", "start", "--uncheckedstart"]
-    assert b"running the script anyway: UNCHECKED: the check was started 2 times, and " in err
-
-
-def test_a_job_that_is_not_to_run_unchecked_stops_where_the_check_never_answers(
-    bench: Bench,
-) -> None:
-    bench.master("kill -9 $$\n")
-    process = bench.supervised("#!/bin/sh\necho ran\n", options=["--unchecked-stops"])
-    code, out, err = bench.finish(process)
-    assert (code, out) == (4, b"")
-    assert b"the job stops: UNCHECKED: the check was started 2 times, and " in err
-
-
-def test_a_check_that_died_is_asked_what_becomes_of_the_job(bench: Bench) -> None:
-    line = json.dumps({"disposition": "stop", "exit_code": 4, "reason": "UNCHECKED: it died"})
-    bench.master(f"[ $# = 0 ] && kill -9 $$\necho \"$1\" >>$LOG\necho '{line}'\nexit 4\n")
-    code, out, err = bench.finish(bench.supervised("#!/bin/sh\necho ran\n"))
-    assert (code, out) == (4, b"")
-    assert bench.log.read_text() == (
-        "--unchecked=the check was started 2 times, and ended without a verdict"
-        " (killed by SIGKILL)\n"
-    )
-    assert b"the job stops: UNCHECKED: it died\n" in err
 
 
 def test_master_that_cannot_be_started_lets_the_script_run_loudly(bench: Bench) -> None:
