@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +17,6 @@ from slurm_health.preflight.acting.perform import Acting, RecordAppender, act
 from slurm_health.preflight.acting.release_elsewhere import PENDING_S, TRIES, Move, helper_name
 from slurm_health.preflight.config import SITE_FILE_VARIABLE
 from slurm_health.preflight.decide.policy import Policy
-from slurm_health.records.errors import ExitCode
 from slurm_health.records.records import (
     ActionDone,
     ActionIntended,
@@ -97,17 +97,37 @@ def test_a_drain_that_is_refused_does_not_keep_the_job_on_the_bad_node(scene: Sc
     assert ("done", "drain", False) in scene.told()
 
 
+class Case(msgspec.Struct, forbid_unknown_fields=True):
+    """How n3 is, what Slurm shows and refuses, and what becomes of the job."""
+
+    n3: Level
+    disposition: str
+    says: list[str]
+    code: int | None = None
+    slurm: dict[str, Any] = {}
+    job: dict[str, Any] = {}
+    nodes: dict[str, dict[str, str]] = {}
+    cancelled: str = ""
+
+
 @rows
-def test_a_job_that_cannot_move_stops_and_says_why(
-    scene: Scene, changes: dict[str, object], said: str
-) -> None:
-    scene.slurm.change_job(JOB, **changes)
+def test_what_slurm_shows_and_refuses_decides_whether_a_job_moves(scene: Scene, case: Case) -> None:
+    scene.slurm.set(**case.slurm)
+    scene.slurm.change_job(JOB, **case.job)
+    for name, changes in case.nodes.items():
+        scene.slurm.change_node(name, **changes)
+    before = scene.slurm.job(JOB)
 
-    finished = scene.act(n3=Level.FAULTY)
+    finished = scene.act(n3=case.n3)
 
-    assert (finished.disposition, finished.exit_code) == ("stop", ExitCode.BAD_NODES)
-    assert said in finished.reason
-    assert scene.slurm.calls("sbatch") == scene.slurm.calls("scontrol", "requeuehold") == []
+    after = scene.slurm.job(JOB)
+    assert finished.disposition == case.disposition
+    assert [words for words in case.says if words not in finished.reason] == []
+    assert case.code in {None, finished.exit_code}
+    assert "--exclude" not in finished.reason or case.disposition == "stop"
+    assert len(scene.slurm.calls("sinfo")) <= 1
+    assert (after == before) is (case.disposition != "requeue")
+    assert scene.slurm.calls("scancel") == ([["scancel", case.cancelled]] if case.cancelled else [])
 
 
 @pytest.mark.parametrize(("wanted", "nodes"), [(4, ["n1", "n2", "n3"]), (3, []), (None, [])])
@@ -119,33 +139,6 @@ def test_a_job_that_started_smaller_than_wanted_names_its_nodes_for_the_scripts_
     finished = scene.act(policy=policy, n3=Level.HEALTHY)
 
     assert (finished.disposition, finished.nodes) == ("proceed", nodes)
-
-
-@rows
-def test_a_slow_node_is_not_left_if_no_node_like_it_is_free(
-    scene: Scene, nodes: dict[str, dict[str, str]], said: str
-) -> None:
-    for name, changes in nodes.items():
-        scene.slurm.change_node(name, **changes)
-
-    finished = scene.act(n3=Level.SLOW)
-
-    assert finished.disposition == ("proceed" if said else "requeue")
-    assert said in finished.reason
-    assert ("continuing with n3 anyway" in finished.reason) is bool(said)
-    assert (scene.slurm.calls("scontrol", "requeuehold") == []) is bool(said)
-    assert len(scene.slurm.calls("sinfo")) == 1
-
-
-@pytest.mark.parametrize("refused", ["config", "--Node"])
-def test_a_slow_node_is_not_left_if_slurm_does_not_answer(scene: Scene, refused: str) -> None:
-    scene.slurm.set(refuse={refused: "Socket timed out"})
-
-    finished = scene.act(n3=Level.SLOW)
-
-    assert finished.disposition == "proceed"
-    assert "could not query Slurm" in finished.reason
-    assert "Socket timed out" in finished.reason
 
 
 @pytest.mark.parametrize(
@@ -204,29 +197,6 @@ def test_a_helper_that_cannot_be_cancelled_is_a_warning_and_no_error(
     assert "could not cancel helper job 13: " in caplog.text
 
 
-@pytest.mark.parametrize("refused", ["no_submissions", "requeuehold"])
-@pytest.mark.parametrize(
-    ("level", "disposition"), [(Level.FAULTY, "stop"), (Level.SLOW, "proceed")]
-)
-def test_a_job_that_cannot_be_requeued_stops_for_a_faulty_node_and_stays_on_a_slow_one(
-    scene: Scene, refused: str, level: Level, disposition: str
-) -> None:
-    scene.slurm.change_job(JOB, Comment="mine")
-    no_submissions = refused == "no_submissions"
-    scene.slurm.set(
-        **({"no_submissions": True} if no_submissions else {"refuse": {"requeuehold": "disabled"}})
-    )
-
-    finished = scene.act(n3=level)
-
-    assert finished.disposition == disposition
-    assert ("policy" if no_submissions else "disabled") in finished.reason
-    assert ("--exclude=n3" in finished.reason) is (disposition == "stop")
-    assert scene.slurm.job(JOB)["Comment"] == "mine"
-    assert scene.slurm.job(JOB)["state"] == "RUNNING"
-    assert scene.slurm.calls("scancel") == ([] if no_submissions else [["scancel", "13"]])
-
-
 @rows
 def test_a_helper_leaves_the_jobs_nodes_to_it_if_they_forget_late_and_another_is_free(
     scene: Scene, flags: str, state: str, kept_off: bool
@@ -238,36 +208,6 @@ def test_a_helper_leaves_the_jobs_nodes_to_it_if_they_forget_late_and_another_is
 
     (asked,) = scene.slurm.calls("sbatch")
     assert (f"--exclude={'n[1-3]' if kept_off else 'n3'}") in asked
-
-
-@pytest.mark.parametrize("changes", [{"Features": "h100"}, {"Reservation": "mine"}])
-def test_a_faulty_node_does_not_have_a_job_wait_for_nodes_that_it_may_not_use(
-    scene: Scene, changes: dict[str, str]
-) -> None:
-    scene.slurm.set(reservations={"mine": ["n[1-3]", "SPEC_NODES"]}, partition_nodes="n[1-4]")
-    for node in ("n1", "n2", "n3"):
-        scene.slurm.change_node(node, features="h100")
-    scene.slurm.change_job(JOB, **changes)
-
-    finished = scene.act(n3=Level.FAULTY)
-
-    assert finished.disposition == "stop"
-    option = f"--{'constraint=h100' if 'Features' in changes else 'reservation=mine'}"
-    assert f"partition main has 2 nodes for {option} without n3" in finished.reason
-    assert "the job needs 3: ask for fewer" in finished.reason
-    assert "(--nodes=2)" in finished.reason
-
-
-def test_where_slurm_does_not_answer_the_job_stops_rather_than_run_on_a_bad_node(
-    scene: Scene,
-) -> None:
-    scene.slurm.set(refuse={"show": "slurm_load error: something is wrong"})
-
-    finished = scene.act(n3=Level.FAULTY)
-
-    assert finished.disposition == "stop"
-    assert "could not query Slurm" in finished.reason
-    assert "something is wrong" in finished.reason
 
 
 def test_what_was_decided_is_in_the_journal_before_it_is_done(tmp_path: Path) -> None:
