@@ -3,7 +3,12 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any, Literal
+
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from slurm_health.records.errors import AllocationError, UsageError
 from slurm_health.torchrun.arguments import Arguments, NodeZeroAddress
@@ -30,7 +35,6 @@ STEP = {
     "SLURM_STEP_NUM_NODES": "3",
     "SLURM_STEP_NUM_TASKS": "3",
 }
-CHECKED = Arguments(options=[], program=["x"], given={}, own={"network_check": True})
 PLAIN = Arguments(options=[], program=["x"], given={})
 
 
@@ -46,13 +50,33 @@ def place_of(arguments: Arguments, environ: dict[str, str]) -> TaskPlace:
     return place
 
 
-def test_a_task_of_a_step_stands_among_the_nodes_of_the_step() -> None:
-    place = place_of(CHECKED, STEP)
-    assert place.nodes == ("n2", "n3", "n4")
-    assert place.node == "n3"
-    assert not place.leads
-    assert place_of(CHECKED, {**STEP, "SLURMD_NODENAME": "n2"}).leads
-    assert (place.job_id, place.attempt, place.step) == (12, 0, 0)
+class Case(msgspec.Struct, forbid_unknown_fields=True):
+    """Where a process runs, what it is given, and its place, no place, or why it is refused."""
+
+    of: Literal["batch", "step", ""]
+    environ: dict[str, str] = {}
+    given: dict[str, str] = {}
+    checks: bool = False
+    standalone: bool = False
+    place: dict[str, Any] = {}
+    refused: str = ""
+
+
+@rows
+def test_a_process_finds_its_place_or_is_told_why_it_has_none(case: Case) -> None:
+    environ = {"batch": BATCH, "step": STEP, "": {}}[case.of] | case.environ
+    arguments = with_given(checks=case.checks, **case.given)
+    arguments = replace(arguments, standalone=case.standalone)
+    if case.refused:
+        with pytest.raises((UsageError, AllocationError), match=re.escape(case.refused)):
+            find(arguments, environ)
+        return
+    found = find(arguments, environ)
+
+    place = {"leads": found.leads, **msgspec.to_builtins(found)} if found else {}
+    place |= {"nodes": list(place.get("nodes", ()))}
+    assert {name: place[name] for name in case.place} == case.place
+    assert bool(found) is bool(case.place)
 
 
 @rows
@@ -68,68 +92,10 @@ def test_a_job_id_that_is_given_out_again_names_another_start() -> None:
     assert place_of(PLAIN, STEP).start != place_of(PLAIN, again).start
 
 
-@pytest.mark.parametrize("step", [None, "4294967291", "4294967290"])
-def test_a_batch_script_of_several_nodes_is_told_to_use_srun(step: str | None) -> None:
-    environ = BATCH if step is None else {**BATCH, "SLURM_STEP_ID": step}
-    with pytest.raises(UsageError, match="srun --ntasks-per-node=1"):
-        find(PLAIN, environ)
-
-
-@pytest.mark.parametrize("environ", [BATCH, {**BATCH, "SLURM_JOB_NODELIST": "n1"}, {}])
-def test_who_trains_alone_needs_no_place(environ: dict[str, str]) -> None:
-    assert find(with_given(nnodes="1"), environ) is None
-    alone = Arguments(options=[], program=["x"], given={}, standalone=True)
-    assert find(alone, environ) is None
-
-
-def test_several_tasks_on_a_node_are_refused_unless_each_trains_alone() -> None:
-    environ = {**STEP, "SLURM_STEP_NUM_TASKS": "6"}
-    with pytest.raises(UsageError, match="one task per node is enough"):
-        find(PLAIN, environ)
-    assert find(with_given(nnodes="1"), environ) is None
-
-
-@pytest.mark.parametrize("nodelist", ["", "n[1", "n[5-6]"])
-def test_a_node_list_that_cannot_be_is_refused(nodelist: str) -> None:
-    with pytest.raises(AllocationError, match="SLURM_STEP_NODELIST"):
-        find(PLAIN, {**STEP, "SLURM_STEP_NODELIST": nodelist})
-
-
-def test_outside_slurm_the_variables_of_other_schedulers_tell() -> None:
-    environ = {"NODE_RANK": "1", "MASTER_ADDR": "a"}
-    place = place_of(with_given(nnodes="2:3", rdzv_id="a7", checks=True), environ)
-    assert place.nodes == ("node0", "node1", "node2")
-    assert place.node == "node1"
-    assert place.start == "a7"
-    assert place.meeting is not None
-
-
-BOTH = {"NODE_RANK": "1", "MASTER_ADDR": "a"}
-
-
-def test_outside_slurm_a_single_machine_has_no_place() -> None:
-    assert find(CHECKED, {}) is None
-    assert find(with_given(nnodes="2"), {}) is None
-
-
-@rows
-def test_outside_slurm_it_is_said_what_is_missing(
-    arguments: Arguments, environ: dict[str, str], what: str
-) -> None:
-    with pytest.raises(UsageError, match=what):
-        find(arguments, environ)
-
-
-def test_nodes_meet_where_their_check_can_be_reached_and_compute_a_port_that_is_not_given() -> None:
-    environ = {"GROUP_RANK": "1", "DLROVER_MASTER_ADDR": "a:29500"}
-    place = place_of(with_given(nnodes="2", checks=True), environ)
-    assert (place.node, place.meeting) == ("node1", NodeZeroAddress(host="a", port=29500))
+def test_all_nodes_compute_the_port_that_is_not_given() -> None:
     given = with_given(nnodes="2", checks=True, rdzv_id="a7")
     places = [place_of(given, {"NODE_RANK": rank, "MASTER_ADDR": "a"}) for rank in "01"]
     assert places[0].meeting == NodeZeroAddress(host="a", port=places[1].port)
-    # A rendezvous that is a server of its own is not node 0.
-    given = with_given(nnodes="2", rdzv_backend="etcd-v2", rdzv_endpoint="etcd:2379")
-    assert find(given, BOTH) is None
 
 
 @pytest.mark.parametrize(
