@@ -18,8 +18,6 @@ from slurm_health.torchrun.arguments import (
 from slurm_health.torchrun.place import TaskPlace, torchrun_line
 from tests.support.rows import rows
 
-FROM_SLURM = ["--nnodes=3", "--rdzv-backend=c10d", "--rdzv-id=7.0.1"]
-
 
 def arguments(*options: str, **given: str) -> Arguments:
     return Arguments(options=list(options), program=["train.py", "--lr=1"], given=given)
@@ -46,46 +44,7 @@ def added(
     return line(arguments(**given), environ, node=node, ours=ours)[:-2]
 
 
-GIVEN: dict[str, tuple[dict[str, str], dict[str, str], list[str]]] = {
-    "nothing given": (
-        {},
-        {},
-        [*FROM_SLURM, "--rdzv-endpoint=n2:24679", "--rdzv-conf=is_host=0"],
-    ),
-    "what is given stays": (
-        {"nnodes": "2:3", "rdzv_id": "mine", "rdzv_conf": "timeout=9"},
-        {},
-        ["--rdzv-backend=c10d", "--rdzv-endpoint=n2:24679"],
-    ),
-    "a rendezvous of the user's": (
-        {"rdzv_endpoint": "n2:1", "rdzv_backend": "c10d"},
-        {},
-        ["--nnodes=3", "--rdzv-id=7.0.1"],
-    ),
-    "the variables that scripts export": (
-        {},
-        {"MASTER_ADDR": "n3", "MASTER_PORT": "5"},
-        [*FROM_SLURM, "--rdzv-endpoint=n3:5"],
-    ),
-    "options of the static rendezvous": (
-        {"node_rank": "2", "master_addr": "a", "master_port": "1"},
-        {"MASTER_ADDR": "n3"},
-        [*FROM_SLURM, "--rdzv-endpoint=a:1"],
-    ),
-    "the static rendezvous is the user's": (
-        {"rdzv_backend": "static", "nnodes": "3"},
-        {},
-        ["--rdzv-id=7.0.1"],
-    ),
-    "a store elsewhere": (
-        {"rdzv_backend": "etcd-v2", "rdzv_endpoint": "etcd:2379"},
-        {},
-        ["--nnodes=3", "--rdzv-id=7.0.1"],
-    ),
-}
-
-
-@pytest.mark.parametrize(("given", "environ", "expected"), GIVEN.values(), ids=GIVEN)
+@rows
 def test_what_is_not_given_is_filled_in(
     given: dict[str, str], environ: dict[str, str], expected: list[str]
 ) -> None:
@@ -128,7 +87,7 @@ def test_workers_that_we_start_again_are_not_started_again_by_torchrun() -> None
     assert "--max-restarts=0" not in torchruns
 
 
-@pytest.mark.parametrize(("text", "expected"), [("4", (4, 4)), ("3:4", (3, 4)), ("1:1", (1, 1))])
+@rows
 def test_node_counts_are_read(text: str, expected: tuple[int, int]) -> None:
     nnodes = arguments(nnodes=text).nnodes
     assert nnodes is not None
@@ -192,7 +151,7 @@ def test_the_processes_of_a_start_meet_at_the_port_beside_that_of_the_training()
     assert NodeZeroAddress(host="a", port=65535).beside.port == 65534
 
 
-@pytest.mark.parametrize("port", ["0", "65536", "x", "-1", "9" * 5000])
+@rows
 def test_what_is_no_port_is_refused(port: str) -> None:
     with pytest.raises(UsageError, match="the port of node 0"):
         node_zero_address({}, {"MASTER_ADDR": "a", "MASTER_PORT": port}, 9)

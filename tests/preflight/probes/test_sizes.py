@@ -19,6 +19,7 @@ from slurm_health.preflight.probes.sizes import (
     work_for,
 )
 from slurm_health.records.records import AgentsLaunched, NodesAdmitted, RoundStarted, WorkersReady
+from tests.support.rows import rows
 from tests.support.session_story import Story, ready, started
 
 H100 = {"gflop_per_s": 300_000.0, "memory_gb_per_s": 2500.0, "free_bytes": 84_000_000_000}
@@ -96,23 +97,9 @@ def test_a_slow_device_trains_the_largest_model_with_steps_of_seconds() -> None:
 
 
 PAGE = Path(__file__).parents[3] / "docs/explanation/gpt-rounds.md"
-# What idle devices report as theirs, and the row meant for them. An "8 GB" device has 8 GiB.
-DEVICES = [
-    ("8 GiB", 8 << 30, 0),
-    ("16 GiB", 16 << 30, 1),
-    ("24 GiB", 24 << 30, 2),
-    ("32 GiB", 32 << 30, 3),
-    ("40 GiB", 40 << 30, 4),
-    ("48 GB less ECC", 45 << 30, 4),
-    ("80 GB H100", 85_000_000_000, 5),
-    ("141 GB H200", 150_000_000_000, 6),
-    ("180 GB B200", 191_000_000_000, 7),
-    ("192 GiB MI300X", 192 << 30, 7),
-    ("4 GiB, whose batch is halved by trying", 4 << 30, 0),
-]
 
 
-@pytest.mark.parametrize(("name", "device_bytes", "row"), DEVICES, ids=[d[0] for d in DEVICES])
+@rows
 def test_a_device_gets_the_row_meant_for_it(name: str, device_bytes: int, row: int) -> None:
     assert choose(device_bytes - 500_000_000) == TABLE[row][1]
 
