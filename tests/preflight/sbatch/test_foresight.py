@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from slurm_health.preflight.config import SITE_FILE_VARIABLE
@@ -67,18 +68,34 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
-# --- torch ---------------------------------------------------------------------------------------
+class Case(msgspec.Struct, forbid_unknown_fields=True):
+    """What is submitted where, and the beginning of what is said, with words that come later."""
+
+    says: list[str]
+    torch: bool = False
+    spec: dict[str, str] = {}
+    asked: dict[str, str] = {}
+    line: str = ""
+    site: str = ""
 
 
-def test_where_no_interpreter_has_torch_both_are_named_with_what_to_do(desk: Desk) -> None:
-    (said,) = desk.said(asked={"gpus-per-node": "8"})
-    assert said == (
-        f"no torch found by {desk.job} or {desk.ours}: where the nodes have none either, light"
-        " probes check them, which see no GPU and no NCCL; if the job trains with torch, name the"
-        " interpreter it trains with: #HEALTH --python=PATH"
-    )
-    (said,) = desk.said(JobSpec(python=str(desk.job)))
-    assert f"no torch found by {desk.job}: " in said
+@rows
+def test_what_may_keep_a_job_from_its_check_is_said_and_nothing_else(
+    desk: Desk, tmp_path: Path, case: Case
+) -> None:
+    if case.torch:
+        desk.install_torch(desk.ours.parents[1])
+    if case.site:
+        (tmp_path / "none.toml").write_text(case.site)
+    spec = {name: text.replace("{job}", str(desk.job)) for name, text in case.spec.items()}
+    script = SCRIPT.replace(b"srun", f"{case.line}\nsrun".encode()) if case.line else SCRIPT
+
+    said = desk.said(msgspec.convert(spec, JobSpec), script, asked=case.asked)
+
+    assert len(said) == len(case.says)
+    for text, words in zip(said, case.says, strict=True):
+        for part in words.format(job=desk.job, ours=desk.ours).split("|"):
+            assert part in text
 
 
 def test_torch_of_the_job_or_of_slurm_health_is_enough(desk: Desk, tmp_path: Path) -> None:
@@ -106,44 +123,6 @@ def test_nothing_is_said_of_an_interpreter_that_is_a_script(
     wrapper = write_executable(tmp_path / "python", text + "touch $HERE/called\n")
     assert desk.said(JobSpec(python=str(wrapper)), HERE=str(tmp_path)) == []
     assert not (tmp_path / "called").exists()
-
-
-@rows
-def test_nothing_is_said_of_a_job_without_a_wish_for_torch_or_with_another_image_or_path(
-    desk: Desk, spec: JobSpec, asked: dict[str, str]
-) -> None:
-    assert desk.said(spec, asked=asked) == []
-
-
-def test_nothing_is_said_where_a_setup_decides(desk: Desk, tmp_path: Path) -> None:
-    setup = tmp_path / "env.sh"
-    setup.touch()
-    assert desk.said(JobSpec(setup=str(setup))) == []
-    assert desk.said(JobSpec(setup=str(setup), python="python3.99")) == []
-
-
-def test_an_interpreter_that_is_not_here_is_named(desk: Desk) -> None:
-    for given in ("/no/such/python", "python3.99"):
-        (said,) = desk.said(JobSpec(python=given))
-        assert f"--python={given}: no such executable here; if the nodes lack it too" in said
-    assert desk.said(JobSpec(python="python3.99"), asked={"export": "NONE,A=1"}) == []
-
-
-@rows
-def test_a_line_that_activates_an_environment_is_named_with_the_two_ways_out(
-    desk: Desk, line: str
-) -> None:
-    (said,) = desk.said(script=SCRIPT.replace(b"srun", f"{line}\nsrun".encode()))
-    assert f"line 3 of train.sh ({line.strip()}) comes after the check: " in said
-    assert "#HEALTH --python=PATH, or put what activates it into a file: #HEALTH --setup=" in said
-
-
-@pytest.mark.parametrize(
-    "line", ["module purge", "module list", "# conda activate", "echo conda activate x"]
-)
-def test_other_lines_are_not_taken_for_one(desk: Desk, line: str) -> None:
-    script = SCRIPT.replace(b"srun", f"{line}\nsrun".encode())
-    assert desk.said(script=script) == []
 
 
 def test_the_interpreter_of_an_environment_that_is_here_is_named(
@@ -190,29 +169,3 @@ def test_a_journal_that_cannot_be_written_is_named(equipped: Desk, tmp_path: Pat
         assert f"cannot be made, as {place} cannot be written here: the job runs UNCHEC" in said
     finally:
         subprocess.run(["umount", place], check=True)
-
-
-def test_a_journal_that_nobody_can_name_is_said(equipped: Desk, tmp_path: Path) -> None:
-    (tmp_path / "none.toml").write_text("journal = 3")
-    (said,) = equipped.said()
-    assert "journal: expected a directory, found 3" in said
-    assert "UNCHECKED" in said
-
-
-def test_nothing_is_said_of_a_journal_on_a_disk_that_may_be_shared(equipped: Desk) -> None:
-    assert equipped.said(JobSpec(journal=str(Path("~/journal").expanduser()))) == []
-    assert equipped.said(JobSpec(journal="/srv/none/journal")) == []
-
-
-def test_a_setup_that_does_not_exist_and_lines_that_are_not_read_are_named(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    desk.install_torch(tmp_path / "job")
-    there = tmp_path / "setup.sh"
-    there.touch()
-    late = b"#!/bin/sh\n#HEALTH --spares=1\ntrue\n#HEALTH --max-restarts=2\n"
-
-    assert desk.said(JobSpec(setup=str(there))) == desk.said()
-    (missing,) = set(desk.said(JobSpec(setup="/nowhere/nope.sh"))) - set(desk.said())
-    assert missing.startswith("--setup=/nowhere/nope.sh: cannot be read here")
-    (ignored,) = set(desk.said(script=late)) - set(desk.said())
-    assert ignored.startswith("line 4 of train.sh: #HEALTH after the first command is ignored")
