@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -41,7 +43,9 @@ def sampled(
         group=list(GROUP),
         probe=probe,
         iteration_ms=list(iteration_ms),
-        scope="pair" if probe == "allgather" else "solo",
+        scope={"allgather": "pair", "rail_allgather": "rail", "node_allgather": "node"}.get(
+            probe, "solo"
+        ),
     )
 
 
@@ -77,17 +81,6 @@ def test_a_probe_has_one_time_without_what_others_took_or_none_if_it_cannot_have
     slowest = max((timed.own_ms for timed in group_times(["n1"], [sample])), default=None)
 
     assert slowest == (None if expected_ms is None else pytest.approx(expected_ms, abs=1.0))
-
-
-def test_what_others_took_of_one_member_the_whole_group_has_waited_for() -> None:
-    samples = [
-        sampled("n1", "allgather", [100.0] * 4, taken_ms=[75.0] * 4),
-        sampled("n2", "allgather", [100.0] * 4),
-    ]
-
-    result = group_result(GROUP, samples, reports(n1=Outcome.MEASURED, n2=Outcome.MEASURED))
-
-    assert result.shared_ms == {ALLGATHER: pytest.approx(25.0)}
 
 
 # Training steps on four nodes that share two cores (2 shared virtual cores, Debian 12, 2026-11-25):
@@ -193,13 +186,50 @@ def test_a_group_of_which_a_member_was_not_timed_has_no_time_for_verdict_and_tab
     assert not [figure for figures in shown.values() for figure in figures]
 
 
-@rows
-def test_the_outcome_of_a_group_follows_from_its_members(
-    told: Mapping[str, Outcome], timed_out: bool, silent: list[str], outcome: Outcome
-) -> None:
-    result = group_result(GROUP, [], reports(**told), silent=silent, timed_out=timed_out)
+MEASURED = {node: {"outcome": "measured"} for node in GROUP}
 
-    assert result.outcome is outcome
+
+class Case(msgspec.Struct, forbid_unknown_fields=True):
+    """What members of a group measured (node, probe, times, taken) and reported, and its result."""
+
+    samples: list[list[Any]] = []
+    told: dict[str, dict[str, Any]] | None = None  # all have measured
+    models: dict[str, str] = {}
+    timed_out: bool = False
+    silent: list[str] = []
+    outcome: Outcome = Outcome.MEASURED
+    shared_ms: dict[str, float] = {}
+    node_ms: dict[str, dict[str, float]] = {}
+    found_silent: list[str] | None = None
+    crashed: list[str] = []
+    said: dict[str, str] = {}
+
+
+@rows
+def test_the_result_of_a_group_follows_from_its_members(case: Case) -> None:
+    samples = [
+        replace(sampled(node, probe, *times), taken_ms=taken[0] if taken else [])
+        for node, probe, times, *taken in case.samples
+    ]
+    told = {
+        node: msgspec.convert({"node": node, "round": 0, **said}, NodeReported)
+        for node, said in (MEASURED if case.told is None else case.told).items()
+    }
+
+    result = group_result(
+        GROUP,
+        samples,
+        told,
+        silent=case.silent,
+        timed_out=case.timed_out,
+        models=case.models,
+    )
+
+    assert result.outcome is case.outcome
+    assert {str(metric): ms for metric, ms in result.shared_ms.items()} == case.shared_ms
+    assert {str(metric): {**ms} for metric, ms in result.node_ms.items()} == case.node_ms
+    assert case.found_silent in (None, [*result.silent])
+    assert ([*result.crashed], result.said) == (case.crashed, case.said)
 
 
 def test_what_failed_between_two_nodes_is_said_of_both() -> None:
@@ -216,87 +246,3 @@ def test_what_failed_between_two_nodes_is_said_of_both() -> None:
     localizer.observe(planned.index, [result])
     for verdict in localizer.verdict().nodes.values():
         assert any(wrong in line for line in verdict.evidence)
-
-
-OF_PAIR = [
-    sampled("n1", "matmul", [3.0]),
-    sampled("n2", "matmul", [4.0]),
-    sampled("n1", "allgather", [50.0]),
-    sampled("n2", "allgather", [51.0]),
-]
-RAILS = [
-    replace(sampled(node, "rail_allgather", *times_ms), scope="rail")
-    for node, times_ms in (("n1", ([5.0], [5.1])), ("n2", ([5.2], [9.9])))
-]
-MODELS = {"n1": "NVIDIA H200", "n2": "NVIDIA A100"}
-
-
-@pytest.mark.parametrize(
-    ("samples", "models", "shared_ms", "node_ms"),
-    [
-        pytest.param(
-            OF_PAIR,
-            {},
-            {ALLGATHER: 51.0},
-            {MATMUL: {"n1": 3.0, "n2": 4.0}},
-            id="a group is as slow as its slowest member",
-        ),
-        pytest.param(
-            OF_PAIR,
-            MODELS,
-            {ALLGATHER: 51.0},
-            {replace(MATMUL, model=MODELS[f"n{n}"]): {f"n{n}": n + 2.0} for n in (1, 2)},
-            id="other models are not compared in what they do alone",
-        ),
-        pytest.param(
-            [sampled("n1", "matmul", [3.0], [4.5])],
-            {},
-            {},
-            {replace(MATMUL, part=f"device {n}"): {"n1": 3.0 + 1.5 * n} for n in (0, 1)},
-            id="each device is judged apart",
-        ),
-        pytest.param(
-            RAILS,
-            {},
-            {
-                Metric(probe="rail_allgather", part="rail 0"): 5.2,
-                Metric(probe="rail_allgather", part="rail 1"): 9.9,
-            },
-            {},
-            id="a rail is as slow as the slower of its two devices",
-        ),
-        pytest.param(
-            [replace(sampled("n1", "node_allgather", [5.0], [6.0]), scope="node")],
-            {},
-            {},
-            {Metric(probe="node_allgather"): {"n1": 6.0}},
-            id="the devices of a node together have one time",
-        ),
-    ],
-)
-def test_what_a_group_measured_is_kept_by_whom_it_tells_of(
-    samples: list[Sampled],
-    models: dict[str, str],
-    shared_ms: dict[Metric | str, float],
-    node_ms: Mapping[Metric | str, Mapping[str, float]],
-) -> None:
-    ended = reports(n1=Outcome.MEASURED, n2=Outcome.MEASURED)
-
-    assert group_result(GROUP, samples, ended, models=models) == GroupResult(
-        nodes=GROUP, outcome=Outcome.MEASURED, shared_ms=shared_ms, node_ms=node_ms
-    )
-
-
-def test_a_probe_that_could_not_measure_counts_like_a_node_that_was_not_there() -> None:
-    told = reports(n1=Outcome.NOT_RUN)
-    told["n2"] = NodeReported(
-        node="n2", round=0, outcome=Outcome.NOT_RUN, detail="no memory", unmeasured=True
-    )
-
-    result = group_result(GROUP, [], told)
-
-    assert (result.outcome, result.silent, result.said) == (
-        Outcome.NOT_RUN,
-        ("n2",),
-        {"n2": "no memory"},
-    )
