@@ -40,7 +40,8 @@ def rows(test: Test) -> Test:
     parameters = []
     for row in table.rows:
         ((why, values),) = row.items() if isinstance(row, dict) else (("", row),)
-        converted = (msgspec.convert(*pair) for pair in zip(values, types, strict=True))
+        pairs = zip(values, types, strict=True)
+        converted = (msgspec.convert(value, kind, str_keys=True) for value, kind in pairs)
         parameters.append(pytest.param(*converted, id=why or None))
     marked: Test = pytest.mark.parametrize(table.of, parameters)(test)
     return marked
