@@ -107,3 +107,11 @@ def test_the_check_that_was_asked_for_precedes_a_restart_where_it_takes_no_minut
         journal.Writer(tmp_path, journal.MASTER, lambda: 1.0 + took_s).append(verdict)
 
     assert for_restart(arguments, tmp_path).check == check
+
+
+def test_workers_of_others_that_have_ended_well_leave_nothing_to_start_again(
+    tmp_path: Path,
+) -> None:
+    ends = [WorkersEnded(node="n1", exit_code=1), WorkersEnded(node="n2", exit_code=0)]
+    environ = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "flight_")}
+    assert decide(failure(tmp_path), ends, 1, environ).plan == "stop"

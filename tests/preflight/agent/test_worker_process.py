@@ -16,8 +16,10 @@ from typing import TypeVar
 import pytest
 
 from slurm_health.preflight.agent.worker_process import (
+    HELD_S,
     LOOK_S,
     STDERR_LINES,
+    STOPPED_S,
     Gone,
     Line,
     Ready,
@@ -243,3 +245,27 @@ def test_time_in_which_nobody_looked_does_not_count(process: int) -> None:
     watch.look(1600.0)
 
     assert watch.found() is None
+
+
+def test_a_process_that_was_stopped_by_a_signal_stands_still(process: int) -> None:
+    os.kill(process, signal.SIGSTOP)
+    eventually(lambda: state(process) == "T", "a stopped process")
+
+    assert watched(process, STOPPED_S - LOOK_S) is None
+    found = watched(process, STOPPED_S)
+
+    assert found == Gone("stopped by a signal for 1 s", still=True, stopped=True)
+
+
+@pytest.mark.skipif(not FREEZER.is_dir(), reason="needs root and the freezer of cgroup v1")
+def test_a_process_that_the_kernel_holds_stands_still_and_was_not_stopped(process: int) -> None:
+    with frozen(process):
+        eventually(lambda: state(process) == "D", "a process that is held")
+
+        assert watched(process, HELD_S - LOOK_S) is None
+        found = watched(process, HELD_S)
+        os.kill(process, signal.SIGKILL)  # and ends when it is thawed
+
+    assert found is not None
+    assert not found.stopped
+    assert found.how.startswith("held in the kernel")

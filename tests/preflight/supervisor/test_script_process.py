@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.preflight.supervisor.script_process import end_script
+from slurm_health.preflight.supervisor.script_process import command_line, end_script
 from tests.support.full_filesystem import NO_LARGE_FILES, full_filesystem
 from tests.support.rows import rows
 from tests.support.supervised import (
@@ -317,3 +317,15 @@ def test_one_that_has_ended_already_is_no_error(tmp_path: Path) -> None:
     end_script(script.pid, grace_s=0.5)
 
     assert script.wait() == 3
+
+
+def test_interpreter_line_is_split_as_the_kernel_does() -> None:
+    def split(text: bytes) -> list[bytes]:
+        return command_line(text, Path("/s"), ["a b"])
+
+    assert split(b"#!/bin/sh\nx") == [b"/bin/sh", b"/s", b"a b"]
+    assert split(b"#! \t/bin/sh\t-e  -x \nx") == [b"/bin/sh", b"-e  -x", b"/s", b"a b"]
+    assert split(b"#!/bin/sh") == [b"/bin/sh", b"/s", b"a b"]
+    for broken in (b"", b"x", b"#!", b"#! \n"):
+        with pytest.raises(OSError, match="Exec format"):
+            split(broken)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the log says of a check."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from slurm_health.preflight.master import check_log
+from slurm_health.preflight.master.check_log import end_text
+from slurm_health.records.records import (
+    NodeReported,
+    ProbeUsed,
+    Rendezvous,
+    RoundStarted,
+)
+from slurm_health.records.verdict import Outcome
+from tests.support.rows import rows
+
+
+def reports(**took_s: float) -> dict[str, NodeReported]:
+    return {
+        node: NodeReported(round=1, node=node, outcome=Outcome.MEASURED, elapsed_ms=1000 * seconds)
+        for node, seconds in took_s.items()
+    }
+
+
+@rows
+def test_a_round_says_whether_nodes_are_measured_by_themselves_or_together(
+    groups: list[list[str]], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    meet = Rendezvous(address="n1", port=1)
+    started = RoundStarted(
+        round=4,
+        name="round 3",
+        groups=groups,
+        rendezvous=[meet for _ in groups],
+        deadline_s=1.0,
+        probes=[ProbeUsed(name="values", scope="solo"), ProbeUsed(name="matmul", scope="solo")],
+    )
+
+    with caplog.at_level(logging.INFO, logger="slurm_health"):
+        check_log.log_record(started)
+
+    assert caplog.messages == [said]
+
+
+def test_each_node_is_told_with_its_seconds_and_those_that_said_nothing() -> None:
+    assert end_text(reports(n2=2.21, n1=1.0), ["n3"]) == (
+        "elapsed n2 2.2 s, n1 1.0 s; no answer from n3"
+    )
+
+
+def test_a_report_that_came_after_the_end_of_its_round_does_not_count() -> None:
+    assert end_text(reports(n1=9.0), ["n1"]) == "no answer from n1"
