@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from slurm_health.records.script_records import Diagnosed
@@ -20,6 +21,7 @@ from slurm_health.training.diagnosis.samples import RankSample, Standstill
 from slurm_health.training.framework import DataManager, NothingCollected
 from slurm_health.training.monitor.containment import collect
 from slurm_health.training.monitor.nccl_ras import NcclRas
+from tests.support.rows import rows
 
 LIMIT_S = 20.0
 RANKS = 4
@@ -132,62 +134,29 @@ def found(environ: dict[str, str]) -> Diagnosed:
     return diagnosed
 
 
-def test_the_rank_that_launched_fewer_collectives_is_named_with_its_node(serve: Serve) -> None:
-    cause = found(serve(status(communicator({0: 42, 1: 42, 2: 41, 3: 42}, {}))))
+class Case(msgspec.Struct, forbid_unknown_fields=True):
+    """Of each communicator how much ranks launched and how others are missing; the conclusion."""
 
-    assert (cause.cause, cause.ranks, cause.nodes) == ("never-entered", [2], ["n2"])
-    assert "launched 41 collectives, others 42" in cause.evidence[0]
+    groups: list[tuple[dict[int, int], dict[int, str]]]
+    cause: str
+    ranks: list[int]
+    nodes: list[str]
+    sureness: str
+    says: list[str]
+
+
+@rows
+def test_the_rank_that_nccl_shows_to_hold_up_others_is_named_and_no_node_accused(
+    serve: Serve, case: Case
+) -> None:
+    named = enumerate(case.groups, 1)
+    cause = found(serve(status(*(communicator(*group, f"0x{n}") for n, group in named))))
+
+    text = "\n".join([cause.description, *cause.evidence])
+    assert (cause.cause, cause.ranks, cause.nodes) == (case.cause, case.ranks, case.nodes)
+    assert case.sureness in ("", cause.sureness)
+    assert [words for words in case.says if words not in text] == []
     assert cause.accused == []
-
-
-@pytest.mark.parametrize(("how", "said"), [("dead", "considered dead"), ("late", "unresponsive")])
-def test_a_rank_that_does_not_answer_nccl_is_named(serve: Serve, how: str, said: str) -> None:
-    cause = found(serve(status(communicator({0: 42, 1: 42, 3: 42}, {2: how}))))
-
-    assert (cause.cause, cause.ranks, cause.nodes) == ("rank-unresponsive", [2], ["n2"])
-    assert said in cause.evidence[0]
-
-
-@pytest.mark.parametrize(
-    ("behind", "name"),
-    [(0, "no-progress"), (3, "most-ranks-behind")],
-    ids=["alike", "most are behind"],
-)
-def test_where_ranks_are_alike_or_most_are_behind_none_is_named(
-    serve: Serve, behind: int, name: str
-) -> None:
-    launched = {rank: 42 - (rank >= RANKS - behind) for rank in range(RANKS)}
-    cause = found(serve(status(communicator(launched, {}))))
-    assert (cause.cause, cause.ranks, cause.nodes) == (name, [], [])
-
-
-def test_of_two_groups_with_one_behind_each_both_may_be_what_all_wait_for(serve: Serve) -> None:
-    """Replicas of two stages: whichever hangs, its partner waits, and so do those before it."""
-    stages = (communicator({0: 5, 1: 6}, {}, "0x1"), communicator({2: 5, 3: 6}, {}, "0x2"))
-    cause = found(serve(status(*stages)))
-
-    assert (cause.cause, cause.sureness) == ("never-entered", "possible")
-    assert (cause.ranks, cause.nodes) == ([0, 2], ["n0", "n2"])
-    assert cause.description.endswith("; any of them may hold up all others")
-    assert [line.split(" of ")[1].split(" on ")[0] for line in cause.evidence] == [
-        "communicator 0x1",
-        "communicator 0x2",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("groups", "rank"),
-    [
-        pytest.param(({0: 8, 1: 7, 2: 8}, {1: 4, 3: 3}), 3, id="behind in one, waits in another"),
-        pytest.param(({0: 8, 2: 7}, {2: 3, 3: 4}), 2, id="behind in all of its groups"),
-    ],
-)
-def test_of_two_groups_the_rank_that_waits_in_none_is_likely(
-    serve: Serve, groups: tuple[dict[int, int], ...], rank: int
-) -> None:
-    told = [communicator(group, {}, f"0x{number}") for number, group in enumerate(groups, 1)]
-    cause = found(serve(status(*told)))
-    assert (cause.ranks, cause.nodes, cause.sureness) == ([rank], [f"n{rank}"], "likely")
 
 
 @pytest.mark.parametrize(
