@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from slurm_health.preflight.decide.policy import Policy
@@ -25,7 +26,6 @@ from slurm_health.records.script_records import (
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
 from slurm_health.training.diagnosis.failure import JobAtFailure, what_follows
-from slurm_health.training.framework import CheckNodes
 from slurm_health.training.restart import FailedScript, after_failure, check_took_s, failure_of
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import run_started
@@ -156,44 +156,36 @@ def test_what_was_found_of_an_earlier_start_of_the_script_does_not_count(scene: 
     assert scene.plans()[0].evidence == []
 
 
-@pytest.mark.parametrize("state", ["IDLE", "ALLOCATED*+POWERING_UP"])
-def test_a_node_that_the_script_gave_back_itself_is_not_lost(scene: Scene, state: str) -> None:
-    scene.slurm.change_node("n4", state=state)
+class Case(msgspec.Struct, forbid_unknown_fields=True):
+    """How n4 is when the script has failed, whether it is lost, and the nodes of what follows."""
 
-    failure = scene.failure(*NODES, "n4")
-
-    assert (failure.nodes, failure.lost) == (NODES, ())
-    action = what_follows(None, failure)
-    assert isinstance(action, CheckNodes)
-    assert (action.nodes, action.at_fault) == (NODES, ())
+    lost: bool
+    follows: list[str]
+    state: str = ""
+    refused: str = ""
+    accused: list[str] = []
 
 
-@pytest.mark.parametrize("state", ["DOWN+DRAIN", "IDLE*"])
-def test_a_node_that_is_down_or_does_not_answer_is_lost(scene: Scene, state: str) -> None:
-    scene.slurm.change_node("n4", state=state)
-
-    failure = scene.failure(*NODES, "n4")
-
-    assert failure.nodes == (*NODES, "n4")
-    assert failure.lost == (("n4", f"Slurm took n4 out of the job; it is {state}"),)
-    assert what_follows(None, failure).nodes == ("n4",)
-
-
-def test_a_node_of_which_slurm_cannot_tell_is_not_lost(scene: Scene) -> None:
-    scene.slurm.set(refuse={"node": "Unable to contact slurm controller"})
-
-    failure = scene.failure(*NODES, "n4")
-
-    assert (failure.nodes, failure.lost) == (NODES, ())
-
-
-def test_what_is_said_against_a_node_that_is_gone_counts_though_it_is_back(scene: Scene) -> None:
-    scene.diagnosed(Attribution.NODE, 3.0, "n4")
+@rows
+def test_what_became_of_a_fourth_node_decides_where_the_job_goes_on(
+    scene: Scene, case: Case
+) -> None:
+    if case.state:
+        scene.slurm.change_node("n4", state=case.state)
+    if case.refused:
+        scene.slurm.set(refuse={"node": case.refused})
+    if case.accused:
+        scene.diagnosed(Attribution.NODE, 3.0, *case.accused)
 
     client = Client(scene.slurm.environ(), patience_s=0.0)
-    cause, job = failure_of(scene.failed(*NODES, "n4"), str(JOB), client, Policy())
+    cause, failure = failure_of(scene.failed(*NODES, "n4"), str(JOB), client, Policy())
 
-    assert what_follows(cause, job).nodes == ("n4",)
+    why = f"Slurm took n4 out of the job; it is {case.state}"
+    assert failure.lost == ((("n4", why),) if case.lost else ())
+    assert case.accused or failure.nodes == ((*NODES, "n4") if case.lost else NODES)
+    action = what_follows(cause, failure)
+    assert list(action.nodes) == case.follows
+    assert case.accused or case.lost or not getattr(action, "at_fault", ())
 
 
 def test_a_script_is_started_again_on_the_nodes_that_it_has_not_given_back(scene: Scene) -> None:
