@@ -129,3 +129,11 @@ def documented(least_gb: float, model: GptModel) -> str:
         model.light.batch,
     )
     return " | ".join(str(column) for column in columns)
+
+
+def test_a_round_of_cpus_names_no_work() -> None:
+    story = Story(("n1", "n2"))
+    story.is_in_round()
+
+    assert story.controller.state.round is not None
+    assert not story.controller.state.round.record.options

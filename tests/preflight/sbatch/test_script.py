@@ -317,3 +317,28 @@ def test_script_gets_its_own_environment_through_any_shell(bench: Bench, shell: 
     ours = bench.finish(bench.start([*shell.split(), str(path)], environ=environ))
     assert ours == alone
     assert b"BASH_FUNC_module%%" in ours[1]
+
+
+def options_sbatch_reads(text: bytes) -> list[bytes]:
+    """Return the #SBATCH lines: sbatch stops at the first line that is no comment."""
+    found = []
+    for line in text.split(b"\n"):
+        if line.strip() and not line.lstrip().startswith(b"#"):
+            break
+        if line.startswith(b"#SBATCH"):
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        PLAIN,
+        FOREIGN,
+        LATIN_1,
+        b"#!/bin/sh\n#SBATCH -N2",
+        b"#!/bin/sh\n \t\n#SBATCH -N2\n\x0b\n#SBATCH -n4\nx\n#SBATCH -n8\n",
+    ],
+)
+def test_sbatch_reads_the_same_options_once(script: bytes) -> None:
+    assert options_sbatch_reads(render(script)) == options_sbatch_reads(script)
