@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.preflight.agent.worker_process import Worker, end_together
+from slurm_health.preflight.probes import worker as worker_program
 from tests.support import wrong_torch
 from tests.support.probe_bench import VALUES, Bench, solo
 from tests.support.rows import rows
@@ -238,3 +239,11 @@ def test_data_that_arrives_changed_is_a_failure_and_whose_it_was_is_said(
         ("measured", False),
     ]
     assert "rank 0 of 2 received other data than rank 1 sent" in done[0]["detail"]
+
+
+def test_a_long_reason_ends_with_a_whole_sentence() -> None:
+    told = "CUDA out of memory. Tried to allocate 2 GiB. "
+
+    assert worker_program._cut(told + "Of the allocated memory " + "x " * 300) == told.strip()
+    assert worker_program._cut("word " * 100).endswith("word …")
+    assert worker_program._cut(told) == told
