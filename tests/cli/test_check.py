@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.preflight.job_spec import JobSpec
+from tests.cases import cases
 from tests.support.command_line import COMMAND, finish, one_line, slurm_health, start
 from tests.support.supervised import descendants, eventually
 
@@ -33,16 +34,7 @@ def local(tmp_path: Path, *words: str) -> list[str]:
     return ["check", "--local=3", f"--python={FAKE_WORKER}", f"--journal={tmp_path}/j", *words]
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        ((), 4, ("salloc or sbatch", "--local")),
-        (("--local=2", "--python=nothing-here"), 2, ("nothing-here: no such executable",)),
-        (("--local=2", "--journal=/proc/nowhere"), 4, ("--journal DIR",)),
-        (("--local=2", "--journal={}/file"), 4, ("{}/file",)),
-    ],
-    ids=["outside a job", "no such interpreter", "no room for a journal", "a file in its place"],
-)
+@cases("cli/check.toml")
 def test_a_check_that_cannot_begin_says_what_to_do_instead(
     tmp_path: Path, words: tuple[str, ...], code: int, said: tuple[str, ...]
 ) -> None:
@@ -152,13 +144,7 @@ def test_nodes_that_are_all_slow_are_found_by_what_hardware_should_take_above_th
     assert levels == [{"slow"}, {"healthy"}]
 
 
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [
-        (signal.SIGINT, "interrupted (Ctrl-C, SIGINT) before"),
-        (signal.SIGTERM, "stopped by SIGTERM before"),
-    ],
-)
+@cases("cli/check.toml")
 def test_a_check_that_is_interrupted_leaves_no_process_behind(
     tmp_path: Path, workers: Path, number: int, words: str
 ) -> None:

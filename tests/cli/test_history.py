@@ -7,9 +7,8 @@ import json
 import time
 from pathlib import Path
 
-import pytest
-
 from slurm_health.records.verdict import Level, NodeVerdict
+from tests.cases import cases
 from tests.support.command_line import Done, slurm_health
 from tests.support.journals import Clock, RunJournal, write_healthy_run
 
@@ -142,14 +141,7 @@ def test_an_unknown_node_is_answered_with_those_it_may_be(tmp_path: Path) -> Non
     assert "did you mean gpu01" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("history", "n[1-"), "node list"),
-        (("lemons", "--publish"), 'set standings = "/shared/FILE" in'),
-        (("lemons", "--prometheus", "--output=/proc/x"), "/proc/x cannot be written"),
-    ],
-)
+@cases("cli/history.toml")
 def test_a_mistake_is_one_line_that_says_what_to_do(
     tmp_path: Path, words: tuple[str, ...], said: str
 ) -> None:

@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from slurm_health.cli import hooks, nodes
 from slurm_health.node import marks
 from slurm_health.node.rules.accusations import NodeMark
+from tests.cases import cases
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
 from tests.support.sites import write_site
@@ -121,15 +122,7 @@ def test_a_node_that_is_released_although_it_is_bad_is_named(node: Node) -> None
 
 
 @pytest.mark.root
-@pytest.mark.parametrize(
-    ("words", "named", "code"),
-    [
-        (("healthcheck",), False, 2),
-        (("healthcheck",), True, 2),
-        (("nodes",), False, 2),
-        (("doctor",), False, 1),  # which advises to change it
-    ],
-)
+@cases("cli/hooks.toml")
 def test_a_sites_directory_that_is_closed_to_the_user_is_told_as_that(
     words: tuple[str, ...], named: bool, code: int
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from slurm_health import __version__
 from slurm_health.cli.main import commands
+from tests.cases import cases
 from tests.support.command_line import COMMAND, one_line, slurm_health
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import write_healthy_run
@@ -82,37 +83,7 @@ def test_without_any_word_the_help_is_shown_and_the_code_says_that_nothing_was_d
     assert "Usage: slurm-health" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["chek"], "No such command 'chek'; did you mean check?"),
-        (["check", "--jurnal", "x"], "--journal"),
-        (["report", "12", "--jsn"], "--json"),
-        (["report", "--html"], "JOBID"),
-        (["report", "--follow"], "JOBID"),
-        (["report", "--last", "0"], "--last"),
-        (["check", "--on-straggler", "shoot"], "exclude"),
-        (["check", "--max-requeues", "few"], "expected a whole number"),
-        (["check", "--max-requeue", "3"], "--max-requeues"),
-        (["check", "--local", "2", "--act"], "--local"),
-        (["check", "surplus"], "surplus"),
-        (["report", "--last", "x"], "'--last': 'x' is not a valid whole number from 1 to 10000"),
-        (["check", "--local", "99"], "'--local': 99 is not in the range 1<=x<=64"),
-        (["sweep", "--share", "0"], "'--share': 0.0 is not in the range 0.001<=x<=0.5"),
-        (["sweep"], "'--partition'"),
-        (["history"], "Missing argument 'NODE'"),
-        (["nodes", "relese", "n1"], "No such command 'relese'"),
-        (["clean", "--older-than=90", "--yes"], "'90' is not an age; write 12h, 90d or 4w"),
-        (["clean", "--older-than=90d"], "give --yes, or --dry-run"),
-        (["clean"], "Missing option '--older-than'"),
-        (["lemons", "--days=0"], "--days"),
-        (["lemons", "--output=/x"], "--output needs --prometheus"),
-        (["healthcheck", "--context", "prolg"], "'prolg' is not one of 'prolog'"),
-        (["lemons", "--jorn"], "No such option '--jorn'; did you mean --journal or --json?"),
-        (["run", "--netwrk-check", "t.py"], "--netwrk-check; did you mean --network-check?"),
-        (["nodes", "release", "n1", "--confg", "/x"], "No such option '--confg'"),
-    ],
-)
+@cases("cli/main.toml")
 def test_a_mistake_is_one_line_that_names_it_or_what_was_meant(words: list[str], said: str) -> None:
     done = slurm_health(*words)
 
@@ -124,16 +95,7 @@ def test_a_mistake_is_one_line_that_names_it_or_what_was_meant(words: list[str],
     assert "--help" in line
 
 
-@pytest.mark.parametrize(
-    ("line", "completed"),
-    [
-        ("slurm-health rep", ["plain,report"]),
-        ("slurm-health report --j", ["plain,--json", "plain,--journal"]),
-        ("slurm-health sbatch --spar", ["plain,--spares"]),
-        ("slurm-health sbatch train", ["file,train"]),
-        ("slurm-health run --network-c", ["plain,--network-check"]),
-    ],
-)
+@cases("cli/main.toml")
 def test_a_shell_completes_commands_options_and_files(line: str, completed: list[str]) -> None:
     words = line.split()
     asked = {"_SLURM_HEALTH_COMPLETE": "bash_complete"}
@@ -146,18 +108,7 @@ def test_a_shell_completes_commands_options_and_files(line: str, completed: list
     assert ran.stdout.split() == completed
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["report"],
-        ["report", "12"],
-        ["report", "12", "--json"],
-        ["report", "12", "--verbose"],
-        ["history", "n1", "--json"],
-        ["clean", "--older-than=0h", "--dry-run"],
-        ["plan", "n[1-8]", "--bad=n3"],
-    ],
-)
+@cases("cli/main.toml")
 def test_a_reader_that_has_had_enough_changes_nothing(tmp_path: Path, words: list[str]) -> None:
     write_healthy_run(tmp_path, job=12)
     reading, writing = os.pipe()

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import pytest
 from click.testing import CliRunner, Result
 
 from slurm_health.cli.plan import plan
 from slurm_health.records.errors import UsageError
+from tests.cases import cases
 
 
 def call(*arguments: str) -> Result:
@@ -48,21 +48,7 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert first != output("n[1-6]", "--bad", "n3:flaky=0.5", "--seed", "4")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (["n[1-"], "cannot read 'n[1-'"),
-        (["n[1-20000]"], "20000 nodes are more than"),
-        (["n1", "--bad", "n2"], "n2: not among the nodes"),
-        (["n1", "--bad", "n1:slow"], "--bad: cannot play "),
-        (["n1", "--bad", "n1:slow=0.5"], "--bad: cannot play "),
-        (["n1", "--bad", "n1:slow=1.2.3"], "'1.2.3'"),
-        (["n1", "--bad", "n1:tired=2"], "--bad: cannot play "),
-        (["n1", "--bad", "n1:dead=2"], "--bad: cannot play "),
-        (["n1", "--bad", "n1:flaky=2"], "--bad: cannot play "),
-        (["n1", "--bad", ":::"], "cannot read ':::'"),
-    ],
-)
+@cases("cli/plan.toml")
 def test_what_cannot_be_served_is_said(arguments: list[str], problem: str) -> None:
     result = call(*arguments)
     assert isinstance(result.exception, UsageError)

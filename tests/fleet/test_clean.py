@@ -1,28 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import pytest
-
 from slurm_health.fleet.clean import JobJournal, RunningJobs, choose, size_text
+from tests.cases import cases
 
 NOW_S = 1_700_000_000.0
 DAY_S = 86400.0
 
 
-@pytest.mark.parametrize(
-    ("job", "cluster", "days_ago", "older_than_days", "why_it_stays"),
-    [
-        ("1", "lab", 31, 30, None),
-        ("1", "lab", 29, 30, ""),  # not old enough
-        ("7", "lab", 900, 30, "its job has not ended"),
-        ("7.0123456789abcdef", "lab", 900, 30, "its job has not ended"),  # beside a taken name
-        ("7", "old", 90, 30, None),  # another job with that id
-        ("1", "old", 61, 30, None),
-        ("1", "old", 59, 30, "Slurm cannot be asked about its job, and it is younger than 60 days"),
-        ("1", "local", 0.01, 0, "its check may still run"),
-        ("1", "local", 0.1, 0, None),
-    ],
-)
+@cases("fleet/clean.toml")
 def test_what_is_old_goes_unless_its_job_may_be_running(
     job: str, cluster: str, days_ago: float, older_than_days: float, why_it_stays: str | None
 ) -> None:

@@ -23,6 +23,7 @@ from slurm_health.records.standings import Reliability
 from slurm_health.records.verdict import Level
 from slurm_health.system import journal
 from slurm_health.system.accounts import Accounts
+from tests.cases import cases
 from tests.fleet.test_index import give
 from tests.support.command_line import slurm_health
 from tests.support.hooked_slurm import HookedSlurm
@@ -188,16 +189,7 @@ def test_a_check_from_the_future_was_when_its_file_was_written_or_now(
 SWEEPER = 1003
 
 
-@pytest.mark.parametrize(
-    ("checks", "verdict_s"),
-    [
-        ([(BOB, 1)], 0.0),
-        ([(BOB, 1), (BOB, 2)], 0.0),
-        ([(BOB, 1), (ALICE, 9)], NOW_S - 9 * DAY_S),
-        ([(BOB, 1), (ALICE, 9), (SWEEPER, 5)], NOW_S - 5 * DAY_S),
-        ([(BOB, 1), (0, 6)], NOW_S - 6 * DAY_S),
-    ],
-)
+@cases("fleet/hostile_journals.toml")
 def test_one_users_word_keeps_no_node_from_the_sweep(
     checks: list[tuple[int, float]], verdict_s: float
 ) -> None:

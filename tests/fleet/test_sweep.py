@@ -14,6 +14,7 @@ import pytest
 from slurm_health.fleet.index import Index
 from slurm_health.fleet.sweep import EndedJob, Sweep, SweepSettings, ended_text, script
 from slurm_health.records.errors import JournalError
+from tests.cases import cases
 from tests.support.fake_slurm import FakeSlurm
 
 
@@ -43,26 +44,7 @@ def run(sweep: Sweep, job: int, *words: str, ended_by_slurm: str = "") -> None:
             )
 
 
-@pytest.mark.parametrize(
-    ("words", "outcome"),
-    [
-        (["true"], EndedJob(job=7, checked=True)),
-        (["sh", "-c", "exit 1"], EndedJob(job=7, checked=True)),
-        (["sh", "-c", "exit 3"], EndedJob(job=7, checked=True)),
-        (
-            ["sh", "-c", "echo no torch; exit 2"],
-            EndedJob(job=7, trouble="its check ended with 2: no torch"),
-        ),
-        (
-            ["sh", "-c", "exit 70"],
-            EndedJob(job=7, trouble="its check ended with 70: no output"),
-        ),
-        (
-            ["sh", "-c", "echo 'error: *** JOB 7 ON n1 CANCELLED AT x DUE TO PREEMPTION'; exit 4"],
-            EndedJob(job=7),
-        ),
-    ],
-)
+@cases("fleet/sweep.toml")
 def test_a_job_tells_how_its_check_ended(sweep: Sweep, words: list[str], outcome: EndedJob) -> None:
     run(sweep, 7, *words)
     assert sweep.ended(sweep.begun()) == [outcome]
@@ -128,14 +110,7 @@ def test_a_directory_that_is_anothers_is_not_used(tmp_path: Path) -> None:
         swept(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("options", "chosen", "idle"),
-    [
-        (["--qos=scavenger"], "n[4-6]", 6),
-        (["--reservation=repair"], "n[1-3]", 9),
-        (["--reservation", "repair"], "n[1-3]", 9),
-    ],
-)
+@cases("fleet/sweep.toml")
 def test_nodes_of_a_reservation_are_passed_over_unless_the_jobs_are_in_one(
     tmp_path: Path, options: list[str], chosen: str, idle: int
 ) -> None:

@@ -18,6 +18,7 @@ from slurm_health.cli import site_setup
 from slurm_health.node import notify
 from slurm_health.node.notify import EventKind, NodeEvent, send_and_wait
 from slurm_health.node.rules.settings import Notify
+from tests.cases import cases
 from tests.support.hooked_node import Node, node, rack, shared, slurm
 from tests.support.listener import Listener, listening
 from tests.support.notified import into_file, received, wait_for_senders
@@ -101,14 +102,7 @@ def test_a_command_that_hangs_delays_no_hook_and_is_killed_at_its_limit(
     assert not Path(f"/proc/{began.read_text().strip()}").exists()
 
 
-@pytest.mark.parametrize(
-    ("command", "why"),
-    [
-        (("sh", "-c", "exec sleep 600"), "sh did not end within 0.5 s"),
-        (("sh", "-c", "echo no queue >&2; exit 9"), "sh exited with code 9: no queue"),
-        (("/no/ticket",), "/no/ticket cannot be run: No such file or directory"),
-    ],
-)
+@cases("node/notify.toml")
 def test_why_a_command_failed_is_returned(command: tuple[str, ...], why: str) -> None:
     assert send_and_wait(Notify(command=command, limit_s=0.5), EVENT) == [(command[0], why)]
 
@@ -147,14 +141,7 @@ def test_apprise_sends_what_happened_with_its_evidence(listener: Listener, tmp_p
 
 
 @needs_apprise
-@pytest.mark.parametrize(
-    ("urls", "mode", "why"),
-    [
-        ("json://127.0.0.1:9", 0o600, "not every URL of urls accepted it"),
-        ("nosuchservice://x", 0o600, "apprise does not know URL 1 of urls"),
-        ("json://127.0.0.1:9", 0o644, "closed to others"),
-    ],
-)
+@cases("node/notify.toml")
 def test_urls_that_cannot_be_used_are_named_without_the_url(
     tmp_path: Path, urls: str, mode: int, why: str
 ) -> None:

@@ -13,6 +13,7 @@ from slurm_health.node.checks.memory import Memory
 from slurm_health.node.rules.finding import Status
 from slurm_health.preflight import config
 from slurm_health.records.errors import ConfigError
+from tests.cases import cases
 from tests.support.sites import load_site, write_site
 
 
@@ -46,46 +47,7 @@ def test_a_disabled_check_is_not_run_but_still_checked(tmp_path: Path) -> None:
         load_site(tmp_path, "[checks.memory]\nenabled = false\nmin_totl_gib = 1\n")
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("jurnal = '/x'\n", ":1: jurnal: unknown setting; did you mean journal?"),
-        ("\n[hook]\n", ":2: hook: unknown setting; did you mean hooks?"),
-        ("[checks.memory]\n\nmin_totl_gib = 1\n", ":3: min_totl_gib: unknown setting; did you"),
-        ("[checks.memory]\nmin_total_gib = -1\n", ":2: min_total_gib: Expected `float` >= 0"),
-        ("[checks.memory]\nmin_total_gib = '1'\n", ":2: min_total_gib: Expected `float`, got"),
-        ("[checks.memry]\n", ":1: memry: no such check; did you mean memory?"),
-        ("[checks.x]\ncheck='memry'\n", ":2: memry: no such check; did you mean memory?"),
-        ("[checks.memory]\ncontexts=['prolg']\n", ":2: contexts: unknown context 'prolg'"),
-        ("[checks.memory]\nseverity='bad'\n", ":2: severity: Invalid enum value 'bad'"),
-        ("[checks.memory]\nseverity='pass'\n", ":2: severity: cannot be pass"),
-        ("[checks.memory]\nnodes=['a b']\n", ":2: nodes: invalid pattern 'a b'"),
-        ("[checks.memory]\ntime_limit_s=0\n", ":2: time_limit_s: Expected `float` > 0"),
-        ("[checks.filesystem]\n", ":1: checks.filesystem: Object missing required field `path`"),
-        ("[checks.file]\npath='/x'\ncontains='('\n", ":1: checks.file: '(' is not a regular"),
-        ("[breaker]\nshare = 1.5\n", ":2: share: Expected `float` <= 1"),
-        ("[accusations]\npolicy = 'always'\n", ":2: policy: Invalid enum value 'always'"),
-        ("checks = 3\n", ":1: checks: Expected `object`, got `int`: 3"),
-        ("[checks]\nmemory = 3\n", ":1: checks: Expected `object`, got `int`"),
-        ("[checks.memory]\ncheck = 3\n", ":2: check: expected a name, found 3"),
-        ("journal = 3\n", ":1: journal: expected a directory, found 3"),
-        ("[checks.memory\n", "is not TOML"),
-        ("\n\n[expectations.H200]\nhealthy_fractoin = 0.6\n", ":3: "),
-        ("[expectations.H200]\nhealthy_fractoin = 0.6\n", "did you mean healthy_fraction"),
-        ("\n[localize]\nmin_round = 4\n", ":3: min_round: "),
-        ("[localize]\nmin_round = 4\n", "did you mean min_rounds"),
-        ("[notify]\nurl = 'https://x'\n", ":2: url: unknown setting; did you mean urls"),
-        ("[notify]\nlimit_s = 0\n", ":2: limit_s: "),
-        ("[notify.urls]\nurl = 'x'\n", "urls: Expected `array`"),
-        ("[hooks]\nopt_out = 'no'\n", ":2: opt_out: unknown setting"),
-        ("[recovry]\n", ":1: recovry: unknown setting; did you mean recovery"),
-        ("[breaker]\nsahre = 0.1\n", ":2: sahre: unknown setting; did you mean share"),
-        ("[repair]\nsteps = ['exorcise']\n", "exorcise"),
-        ("[repair]\ntests = ['x']\n", ":2: tests: unknown setting; did you mean test"),
-        ("[sweep]\nuser = 'root'\n", "must have no rights"),
-        ("[repair.first]\nscratch = 'pray'\n", "pray"),
-    ],
-)
+@cases("node/site_settings.toml")
 def test_what_it_cannot_mean_is_refused_with_its_line_and_the_nearest_key(
     tmp_path: Path, text: str, said: str
 ) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from slurm_health.records.allocation import Allocation, from_environ, name_in_slurm
 from slurm_health.records.errors import AllocationError, ExitCode
+from tests.cases import cases
 
 JOB = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-3]"}
 VARIABLES = (
@@ -67,17 +68,7 @@ def test_outside_a_job_the_error_says_what_to_do_instead() -> None:
     assert caught.value.exit_code == ExitCode.UNAVAILABLE
 
 
-@pytest.mark.parametrize(
-    ("changes", "variable"),
-    [
-        ({"SLURM_JOB_ID": "twelve"}, "SLURM_JOB_ID"),
-        ({"SLURM_RESTART_COUNT": "x"}, "SLURM_RESTART_COUNT"),
-        ({"SLURM_JOB_NODELIST": ""}, "SLURM_JOB_NODELIST"),
-        ({"SLURM_JOB_NODELIST": "n[1-"}, "SLURM_JOB_NODELIST"),
-        ({"SLURM_HET_SIZE": "2"}, "SLURM_HET_SIZE"),
-        ({"SLURM_HET_SIZE": "two"}, "SLURM_HET_SIZE"),
-    ],
-)
+@cases("records/allocation.toml")
 def test_a_variable_that_cannot_be_used_is_named(changes: Mapping[str, str], variable: str) -> None:
     with pytest.raises(AllocationError) as caught:
         from_environ({**JOB, **changes})

@@ -16,6 +16,7 @@ from slurm_health.records.gpu_load import (
     words,
     words_of_all,
 )
+from tests.cases import cases
 
 UUID = "GPU-6f3c"
 
@@ -66,17 +67,7 @@ def test_a_hot_gpu_is_named_with_its_clocks_and_its_temperature() -> None:
     assert hot.clock_slope_mhz_per_s < -100
 
 
-@pytest.mark.parametrize(
-    ("reasons", "said"),
-    [
-        (0x8, "hardware slowdown during"),
-        (0x88, ": power brake of the board or the rack during"),
-        (0x80, "power brake"),
-        (0x60, ": hardware thermal slowdown during"),
-        (0x20, "software thermal slowdown during"),
-        (0xE8, "hardware thermal slowdown and power brake"),
-    ],
-)
+@cases("records/gpu_load.toml")
 def test_each_reason_has_its_words(reasons: int, said: str) -> None:
     assert said in words(burn(reasons=steady(reasons)))[0]
 
@@ -113,16 +104,7 @@ def test_clocks_between_two_loads_do_not_count() -> None:
     assert paused.reasons == 0
 
 
-@pytest.mark.parametrize(
-    ("series", "said"),
-    [
-        ({"uncorrected": [2, 2, 5]}, "3 uncorrected memory errors during"),
-        ({"remap_failed": [False, True]}, "a memory row could not be remapped"),
-        ({"remapped_rows": [0, 1]}, "1 memory row remapped"),
-        ({"remap_pending": [False, True]}, "to be remapped at the next reset"),
-        ({"retired_pages": [0, 2]}, "2 memory pages retired"),
-    ],
-)
+@cases("records/gpu_load.toml")
 def test_counters_that_grow_during_the_burn_are_told(
     series: dict[str, list[object]], said: str
 ) -> None:
@@ -162,15 +144,7 @@ def test_gpus_are_summarised_apart() -> None:
     assert [(each.index, each.clock_mhz) for each in summarise(samples)] == [(0, 1000), (1, 1001)]
 
 
-@pytest.mark.parametrize(
-    ("uuids", "seen"),
-    [
-        ({"GPU-a"}, [0]),
-        ({"GPU-a", "GPU-b"}, [0, 1]),
-        ({"GPU-a", "GPU-c"}, [0, 2]),  # the third says nothing: it may be the one that is missing
-        (set(), [0, 1, 2]),
-    ],
-)
+@cases("records/gpu_load.toml")
 def test_other_jobs_gpus_are_not_held_against_a_node(uuids: set[str], seen: list[int]) -> None:
     burns = [
         Burn(index=index, uuid=uuid, bus="", samples=9)

@@ -21,6 +21,7 @@ from slurm_health.records.nodeset import (
     words_of,
 )
 from slurm_health.system.slurm.parsing import node_of
+from tests.cases import cases
 from tests.strategies import node_lists
 
 RECORDED = Path(__file__).parents[1] / "data" / "slurm-22.05" / "nodes-down-and-idle.txt"
@@ -32,30 +33,7 @@ numbered_lists = st.lists(
 )
 
 
-@pytest.mark.parametrize(
-    ("nodelist", "names"),
-    [
-        ("n1", ("n1",)),
-        ("gpu[01-03,7]", ("gpu01", "gpu02", "gpu03", "gpu7")),
-        ("n[3,1-2]", ("n3", "n1", "n2")),
-        ("n[1,01]", ("n1", "n01")),
-        ("n[08-11]", ("n08", "n09", "n10", "n11")),
-        ("n[098-101]", ("n098", "n099", "n100", "n101")),
-        ("n[98-101],n[098-099]", ("n98", "n99", "n100", "n101", "n098", "n099")),
-        ("n[9-11]", ("n9", "n10", "n11")),
-        ("a1,b[1-2]", ("a1", "b1", "b2")),
-        ("b[1-2],a1", ("b1", "b2", "a1")),
-        ("r1n4,r2n[1-2]", ("r1n4", "r2n1", "r2n2")),
-        ("r1n[1-2],r2n1,r10n1", ("r1n1", "r1n2", "r2n1", "r10n1")),
-        ("r[1-2]n[1-2]", ("r1n1", "r1n2", "r2n1", "r2n2")),
-        ("r[1-2]n[2,1]", ("r1n2", "r1n1", "r2n2", "r2n1")),
-        ("n[1-2]-ib", ("n1-ib", "n2-ib")),
-        ("[1-2]a", ("1a", "2a")),
-        ("login.cluster-a", ("login.cluster-a",)),
-        ("n1,n1", ("n1",)),
-        ("n2,n[1-2]", ("n2", "n1")),
-    ],
-)
+@cases("records/nodeset.toml")
 def test_a_node_list_stands_for_its_names(nodelist: str, names: tuple[str, ...]) -> None:
     assert expand(nodelist) == names
 
@@ -65,13 +43,7 @@ def test_zeros_that_a_cluster_has_outgrown_are_read_as_slurm_writes_them() -> No
     assert expand("m[08-100]")[:2] == ("m08", "m09")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", ",", "n[1-", "n]", "n[3-1]", "n[a]", "a&b", "a!b", "@all", "n[]", "n[1,]", "n[[1]]"),
-        *("n1,,n2", "n1,", ",n1", "n[1_2]", "n[1-2-3]", "n[-1]", "n[01-1]", "n[8-0011]", "n[1.2]"),
-    ],
-)
+@cases("records/nodeset.toml")
 def test_what_is_no_node_list_is_quoted_in_the_error(text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"cannot read {text!r}")):
         expand(text)
@@ -177,20 +149,7 @@ def test_slurm_reads_a_list_as_we_do_and_in_the_same_order(tmp_path: Path) -> No
     assert done.stdout.split()[:9] == [name for order in orders[:3] for name in order]
 
 
-@pytest.mark.parametrize(
-    ("names", "folded"),
-    [
-        ([], ""),
-        (["n3", "n1", "n2"], "n[1-3]"),
-        (["n10", "n9", "n11"], "n[9-11]"),
-        (["a1", "b", "n10", "a"], "a1,n10,a,b"),
-        (["r2n2", "r10n1", "r2n1", "r1n4"], "r1n4,r2n[1-2],r10n1"),
-        (["n1-ib", "n2-ib"], "n1-ib,n2-ib"),
-        (["r1n3", "r2n3"], "r1n3,r2n3"),
-        (["r1n3", "r1n4", "r2n3"], "r1n[3-4],r2n3"),
-        (["n1", "n01"], "n[1,01]"),
-    ],
-)
+@cases("records/nodeset.toml")
 def test_only_a_number_at_the_end_of_a_name_is_folded(names: list[str], folded: str) -> None:
     assert fold(names) == folded
 

@@ -29,6 +29,7 @@ from slurm_health.report.build import run_of
 from slurm_health.report.read import load, read_run
 from slurm_health.report.sentences import figure_key, record_text
 from slurm_health.report.story import Act, Node, Progress, Run, State, Story
+from tests.cases import cases
 from tests.support.journals import (
     Clock,
     RunJournal,
@@ -176,26 +177,7 @@ def test_a_master_that_acts_is_given_time(tmp_path: Path) -> None:
     assert stopped.note == "the master stopped while acting on the verdict"
 
 
-@pytest.mark.parametrize(
-    ("rounds", "stopped", "note"),
-    [
-        (
-            1,
-            MasterStopped(reason="SIGTERM"),
-            "stopped by SIGTERM before a verdict, in round 0",
-        ),
-        (
-            2,
-            MasterStopped(reason="SIGTERM", job="the job was cancelled"),
-            "the job was cancelled before a verdict, in round 1",
-        ),
-        (
-            0,
-            MasterStopped(reason="SIGINT"),
-            "interrupted (Ctrl-C, SIGINT) before the first round",
-        ),
-    ],
-)
+@cases("report/build.toml")
 def test_a_check_that_a_signal_ended_is_stopped_at_once_and_says_by_whom_and_when(
     tmp_path: Path, rounds: int, stopped: MasterStopped, note: str
 ) -> None:
@@ -230,20 +212,7 @@ def test_a_clock_that_went_back_gives_no_duration(tmp_path: Path) -> None:
 # --- the checks of a job together ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("earlier", "later", "shown"),
-    [
-        (Level.FAULTY, Level.HEALTHY, Level.HEALTHY),
-        (Level.HEALTHY, Level.FAULTY, Level.FAULTY),
-        (Level.FAULTY, Level.INCONCLUSIVE, Level.FAULTY),
-        (Level.SLOW, Level.INCONCLUSIVE, Level.SLOW),
-        (Level.HEALTHY, Level.INCONCLUSIVE, Level.INCONCLUSIVE),
-        (Level.HEALTHY, None, Level.HEALTHY),
-        (Level.INCONCLUSIVE, Level.HEALTHY, Level.HEALTHY),
-        (Level.INCONCLUSIVE, None, Level.INCONCLUSIVE),
-        (None, Level.INCONCLUSIVE, Level.INCONCLUSIVE),
-    ],
-)
+@cases("report/build.toml")
 def test_the_latest_verdict_is_shown_unless_it_leaves_open_what_was_found_bad(
     tmp_path: Path, earlier: Level | None, later: Level | None, shown: Level
 ) -> None:

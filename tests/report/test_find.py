@@ -14,6 +14,7 @@ from slurm_health.report import find
 from slurm_health.report.find import runs_of_job, tasks_asked_for, tasks_of, user_name
 from slurm_health.report.read import load
 from slurm_health.system import journal
+from tests.cases import cases
 from tests.support.journals import RunJournal, write_healthy_run
 from tests.support.stranger import as_stranger, given_to
 
@@ -274,34 +275,14 @@ def array(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("named", "tasks"),
-    [
-        ("12", ["12_1", "12_2", "12_10", "12_11"]),
-        ("12_[1-10]", ["12_1", "12_2", "12_10"]),
-        ("12_[2,11]", ["12_2", "12_11"]),
-        ("12_[1-11:3,11%4]", ["12_1", "12_10", "12_11"]),
-        ("12_[1-999999999%4]", ["12_1", "12_2", "12_10", "12_11"]),
-        ("12_2", []),
-        ("13", []),
-    ],
-)
+@cases("report/find.toml")
 def test_an_array_stands_for_its_tasks_with_a_journal(
     array: Path, named: str, tasks: list[str]
 ) -> None:
     assert tasks_of(array, named) == tasks
 
 
-@pytest.mark.parametrize(
-    ("named", "array", "tasks"),
-    [
-        ("12", "12", None),
-        ("12_3", "12_3", None),
-        ("12_[1-3,7%2]", "12", {1, 2, 3, 7}),
-        ("12_[1-9:4]", "12", {1, 5, 9}),
-        ("12_[1-999999999]", "12", None),
-    ],
-)
+@cases("report/find.toml")
 def test_the_tasks_that_are_asked_for_are_known(
     named: str, array: str, tasks: set[int] | None
 ) -> None:

@@ -16,6 +16,7 @@ from slurm_health.report.story import State, Story
 from slurm_health.report.summary import summary_of
 from slurm_health.system import journal
 from slurm_health.system.slurm.parsing import Job
+from tests.cases import cases
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import STARTED_S, RunJournal, write_healthy_run, write_started_script
 
@@ -27,60 +28,12 @@ def job(*states: str, reason: str = "None", **fields: str) -> Job:
     return Job(job_id=12, states=frozenset(states), reason=reason, fields=fields)
 
 
-WROTE = {"NodeList": "n1", "StdOut": "/a/s.out"}
-OTHERS = "#!/bin/sh\ntrue\n"
-
-
-@pytest.mark.parametrize(
-    ("found", "said"),
-    [
-        (job("PENDING", reason="Resources"), "it is pending (Resources): its nodes are"),
-        (job("PENDING"), "it is pending: its nodes are checked when it starts."),
-        (
-            job("PENDING", reason="launch_failed_requeued_held"),
-            "Slurm could not start the job's script on a node, has put the job back, and holds it",
-        ),
-        (
-            job("PENDING", reason="PartitionConfig"),
-            "it is pending (PartitionConfig): it cannot start as it was submitted: its partition",
-        ),
-        (
-            job("RUNNING", **WROTE),
-            "has not begun yet; if it cannot, the job's output says why: /a/s.out.",
-        ),
-        (job("FAILED", **WROTE), "Its output, /a/s.out, says why."),
-        (
-            job("FAILED", ExitCode="0:1", **WROTE),
-            "it ended before a check began (failed, killed by SIGHUP).",
-        ),
-        (job("CANCELLED"), "it ended before a check began (cancelled)."),
-        (
-            job("CONFIGURING", **WROTE),
-            "it is starting (configuring): its nodes are checked once they are ready.",
-        ),
-        (job("SUSPENDED"), "it is suspended, and its check begins no sooner"),
-        (job("STOPPED"), "it is suspended, and its check begins no sooner"),
-        (job("SPECIAL_EXIT"), "it is held (special_exit), and starts no sooner than"),
-        (job("REQUEUED"), "it was requeued (requeued): its nodes are checked when it starts"),
-        (
-            job("COMPLETING", **WROTE),
-            "it is ending (completing), and its check has not begun: its output, /a/s.out, says",
-        ),
-        (job("RESIZING"), "Slurm says that it is resizing, and its check has not begun yet."),
-    ],
-)
+@cases("report/slurm_now.toml")
 def test_what_slurm_knows_says_why_there_is_no_journal(found: Job, said: str) -> None:
     assert said in explain(found, OURS)
 
 
-@pytest.mark.parametrize(
-    ("found", "script", "said"),
-    [
-        (job("PENDING"), OTHERS, "not submitted with slurm-health sbatch"),
-        (job("RUNNING"), OTHERS, "nothing was checked (running)"),
-        (job("FAILED"), "", "it ended before a check began (failed)."),
-    ],
-)
+@cases("report/slurm_now.toml")
 def test_a_script_that_is_not_ours_or_not_known_is_told_as_that(
     found: Job, script: str, said: str
 ) -> None:
@@ -106,14 +59,7 @@ def test_a_script_that_calls_no_check_is_said_to_check_none(line: str) -> None:
     assert said.startswith("it was not submitted with slurm-health sbatch, so nothing was checked")
 
 
-@pytest.mark.parametrize(
-    ("state", "final", "waits"),
-    [
-        ("FAILED", True, False),
-        ("CONFIGURING", False, True),
-        ("STOPPED", False, False),
-    ],
-)
+@cases("report/slurm_now.toml")
 def test_only_a_job_that_has_ended_is_not_waited_for(
     slurm: FakeSlurm, state: str, final: bool, waits: bool
 ) -> None:
@@ -205,17 +151,7 @@ def test_a_story_stays_as_it_is_if_slurm_does_not_answer(tmp_path: Path, slurm: 
 LOOK = "what ended it may stand at the end of the job's output"
 
 
-@pytest.mark.parametrize(
-    ("state", "outcome", "headline"),
-    [
-        ("FAILED", "ended", "Slurm says that the job has ended (failed, killed by SIGKILL)"),
-        ("", "ended", "the job has ended: Slurm no longer knows it"),
-        *(
-            (state, "running", "running for ")
-            for state in ("RUNNING", "COMPLETING", "CONFIGURING", "REQUEUE_HOLD", "RESIZING")
-        ),
-    ],
-)
+@cases("report/slurm_now.toml")
 def test_a_job_whose_end_nothing_recorded_has_ended_if_slurm_says_so(
     tmp_path: Path, slurm: FakeSlurm, state: str, outcome: str, headline: str
 ) -> None:
@@ -266,16 +202,7 @@ def test_a_check_whose_job_has_ended_does_not_run_any_more(
     assert "the job has ended" in summary_of(story).headline.what
 
 
-@pytest.mark.parametrize(
-    ("state", "waits"),
-    [
-        ("PENDING", "pending again (BeginTime)"),
-        ("REQUEUED", "pending again (BeginTime)"),
-        ("REQUEUE_HOLD", "held (BeginTime)"),
-        ("CONFIGURING", "about to start again (BeginTime)"),
-        ("COMPLETED", ""),
-    ],
-)
+@cases("report/slurm_now.toml")
 def test_a_job_whose_next_attempt_is_to_come_waits_as_slurm_says(
     tmp_path: Path, slurm: FakeSlurm, state: str, waits: str
 ) -> None:
@@ -287,14 +214,7 @@ def test_a_job_whose_next_attempt_is_to_come_waits_as_slurm_says(
     assert told(tmp_path, slurm).waits == waits
 
 
-@pytest.mark.parametrize(
-    ("settings", "who"),
-    [
-        ({"accounting": "accounting_storage/slurmdbd"}, "root"),
-        ({"accounting": "accounting_storage/none"}, ""),
-        ({"accounting": "accounting_storage/slurmdbd", "accounts": {"12": "FAILED"}}, ""),
-    ],
-)
+@cases("report/slurm_now.toml")
 def test_who_cancelled_a_job_is_shown_if_accounts_say_it(
     tmp_path: Path, slurm: FakeSlurm, settings: dict[str, object], who: str
 ) -> None:

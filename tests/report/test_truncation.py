@@ -23,8 +23,6 @@ from slurm_health.report.text import check_text, headline, job_text
 from slurm_health.system import journal
 from tests.support.journals import RunJournal, write_requeued_job
 
-FILES = ("master", "n1", "n3", "n4", "supervisor", "requeue")
-
 
 @pytest.fixture(scope="module")
 def root() -> Iterator[Path]:

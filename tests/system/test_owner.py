@@ -9,6 +9,7 @@ import pytest
 from slurm_health.system import owner
 from slurm_health.system.owner import CONFIG, MOST_PER_HOUR, Message, deliver
 from slurm_health.system.slurm.client import Client
+from tests.cases import cases
 from tests.support.fake_slurm import FakeSlurm
 
 
@@ -74,16 +75,7 @@ def test_an_owner_gets_ten_messages_an_hour_and_more_in_the_next(home: Home) -> 
     assert home.deliver("failed", "99", time_s=1e9 + 3601) == ""
 
 
-@pytest.mark.parametrize(
-    ("text", "mode", "why"),
-    [
-        ("notify = 'cat'", 0o620, "only you"),
-        ("notify = 'cat'", 0o602, "only you"),
-        ("notify = [", 0o600, "not TOML"),
-        ("notify = 7", 0o600, "is a command"),
-        ("notify = 'echo no route >&2; exit 3'\n", 0o600, "/bin/sh exited with code 3: no route"),
-    ],
-)
+@cases("system/owner.toml")
 def test_a_file_that_others_can_write_or_that_does_not_deliver_is_explained(
     home: Home, text: str, mode: int, why: str
 ) -> None:

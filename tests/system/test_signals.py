@@ -10,17 +10,10 @@ import sys
 import pytest
 
 from slurm_health.system.signals import exit_text
+from tests.cases import cases
 
 
-@pytest.mark.parametrize(
-    ("returncode", "text"),
-    [
-        (0, "exit code 0"),
-        (3, "exit code 3"),
-        (-11, "killed by SIGSEGV"),
-        (-63, "killed by signal 63"),
-    ],
-)
+@cases("system/signals.toml")
 def test_the_end_of_a_process_is_said_in_words(returncode: int, text: str) -> None:
     assert exit_text(returncode) == text
 

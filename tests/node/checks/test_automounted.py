@@ -14,6 +14,7 @@ import pytest
 from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.checks.filesystem import Filesystem
 from slurm_health.records.errors import Unmeasured
+from tests.cases import cases
 from tests.support.sites import tree
 
 
@@ -41,13 +42,7 @@ def test_an_automounter_that_mounts_nothing_is_no_fault_of_the_node(tmp_path: Pa
     assert str(tmp_path) in text
 
 
-@pytest.mark.parametrize(
-    ("table", "path"),
-    [
-        ("/etc/auto.scratch /scratch autofs rw,direct 0 0", "/scratch"),
-        ("/etc/auto.home /home autofs rw,indirect 0 0", "/home/project"),
-    ],
-)
+@cases("node/checks/automounted.toml")
 @pytest.mark.parametrize("exists", [True, False])
 def test_the_automounters_own_line_says_nothing_of_the_node(
     well: CheckContext, table: str, path: str, exists: bool

@@ -13,28 +13,18 @@ from slurm_health.node.checks.external import ProgramRun
 from slurm_health.node.checks.vendors import Dcgm
 from slurm_health.node.hooks.init_config import draft
 from slurm_health.node.rules.finding import Finding, Status
+from tests.cases import cases
 from tests.support.supervised import write_executable
 
 NODE, OPEN = Status.NODE_FAULT, Status.INCONCLUSIVE
-PERSISTENCE = {
-    "error_category": 8,
-    "error_id": 29,
-    "error_severity": 5,
-    "warning": "Persistence Mode: Persistence mode for GPU 3 is disabled.",
-}
 MEMORY = {
     "error_category": 10,
     "error_id": 12,
     "error_severity": 2,
     "warning": "Detected 4 volatile double-bit ECC error(s) in GPU 3.",
 }
-RESET = {**MEMORY, "error_severity": 6}
 # Numbers of dcgm_errors.h; DCGM asks to isolate a GPU for both of the first.
 GRAPHICS = {"error_id": 25, "error_severity": 2, "warning": "GPU 3 has graphics processes."}
-IMEX = {"error_id": 122, "error_category": 8, "error_severity": 2, "warning": "IMEX is unhealthy"}
-OLD_DRIVER = {"error_id": 23, "error_severity": 2, "warning": "The driver nouveau is loaded."}
-LINK_DOWN = {"error_id": 14, "error_severity": 1, "warning": "NvLink 5 of GPU 3 is down"}
-TRIAGE = {**MEMORY, "error_severity": 4, "warning": "The plugin could not be loaded."}
 
 
 def document(category: str, test: str, *results: object, root: str = "DCGM Diagnostic") -> str:
@@ -70,21 +60,7 @@ def test_a_node_whose_gpus_pass_is_well(tmp_path: Path) -> None:
     assert (found.status, found.text) == (Status.PASS, "dcgmi diag, level 2: all tests passed")
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "said"),
-    [
-        (MEMORY, Status.NODE_FAULT, "GPU 3: memory: Detected 4 volatile double-bit ECC error(s)"),
-        (RESET, Status.NODE_FAULT, "; reset the GPU"),
-        (PERSISTENCE, Status.WARN, "Persistence mode for GPU 3 is disabled"),
-        (TRIAGE, Status.INCONCLUSIVE, "The plugin could not be loaded."),
-        (GRAPHICS, Status.WARN, "GPU 3 has graphics processes."),
-        (IMEX, Status.WARN, "IMEX is unhealthy"),
-        (OLD_DRIVER, Status.WARN, "The driver nouveau is loaded."),
-        (LINK_DOWN, Status.NODE_FAULT, "NvLink 5 of GPU 3 is down"),
-        ({**MEMORY, "error_id": [], "error_severity": {}}, Status.INCONCLUSIVE, "volatile"),
-        ({"warning": "AER error"}, Status.INCONCLUSIVE, "GPU 3: memory: AER error"),
-    ],
-)
+@cases("node/checks/dcgm.toml")
 def test_what_failed_is_named_and_weighs_what_dcgm_says_it_weighs(
     tmp_path: Path, error: object, status: Status, said: str
 ) -> None:
@@ -122,14 +98,7 @@ def test_words_alone_convict_no_gpu_and_no_test_is_no_pass(
     assert said in found.text
 
 
-@pytest.mark.parametrize(
-    ("test", "result", "status"),
-    [
-        ("software", {"status": "Pass"}, Status.PASS),
-        ("Persistence Mode", {"status": "Fail"}, Status.WARN),
-        ("Page Retirement/Row Remap", {"status": "Fail"}, OPEN),
-    ],
-)
+@cases("node/checks/dcgm.toml")
 def test_level_1_has_no_hardware_test_and_passes_by_what_it_has(
     test: str, result: dict[str, str], status: Status
 ) -> None:

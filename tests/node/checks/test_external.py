@@ -5,14 +5,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.checks.external import Command, Nhc, ProgramRun
 from slurm_health.node.rules.finding import Status
+from tests.cases import cases
 from tests.node.checks.conftest import find_out
-
-NODE, USER = Status.NODE_FAULT, Status.USER_FAULT
 
 
 def script(tmp_path: Path, text: str) -> str:
@@ -22,19 +19,7 @@ def script(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [
-        (0, Status.PASS),
-        (77, NODE),
-        (5, USER),
-        (6, Status.WARN),
-        (1, Status.INCONCLUSIVE),
-        (2, Status.INCONCLUSIVE),
-        (126, Status.INCONCLUSIVE),
-        (127, Status.INCONCLUSIVE),
-    ],
-)
+@cases("node/checks/external.toml")
 def test_an_exit_code_means_what_the_table_says_and_nothing_else(
     tmp_path: Path, code: int, status: Status
 ) -> None:
@@ -54,16 +39,6 @@ def test_a_program_sees_a_path_and_slurms_variables_and_no_others(tmp_path: Path
     assert find_out(check, context).text.endswith("/usr/sbin:/usr/bin:/sbin:/bin 7")
 
 
-@pytest.mark.parametrize(
-    ("code", "output", "status"),
-    [
-        (0, "", Status.PASS),
-        (1, "ERROR:  nhc:  Health check failed:  check_fs_mount:  /x not mounted", NODE),
-        (1, "nhc: syntax error near unexpected token", Status.INCONCLUSIVE),
-        (1, "ERROR:  nhc:  Watchdog timer unable to terminate hung process", Status.INCONCLUSIVE),
-        (127, "bash: nhc: not found", Status.INCONCLUSIVE),
-        (-9, "", Status.INCONCLUSIVE),
-    ],
-)
+@cases("node/checks/external.toml")
 def test_nhc_convicts_only_by_its_own_word(code: int, output: str, status: Status) -> None:
     assert Nhc().judge(ProgramRun(code=code, output=output)).status is status

@@ -12,6 +12,7 @@ from slurm_health.node.checks.check import CheckContext, NotApplicable
 from slurm_health.node.checks.external import ProgramRun
 from slurm_health.node.checks.filesystem import Filesystem, MountState, StorageClients
 from slurm_health.node.rules.finding import Status
+from tests.cases import cases
 from tests.node.checks.conftest import find_out
 from tests.support.sites import tree
 
@@ -24,18 +25,7 @@ def seen(**changes: object) -> MountState:
     return msgspec.convert({**base, **changes}, MountState)
 
 
-@pytest.mark.parametrize(
-    ("number", "local", "served"),
-    [
-        ("EROFS", NODE, NODE),
-        ("EIO", NODE, OPEN),
-        ("ENXIO", NODE, OPEN),
-        ("ESTALE", NODE, OPEN),
-        ("ENOTCONN", OPEN, OPEN),
-        ("ENOSPC", USER, USER),
-        ("EDQUOT", USER, USER),
-    ],
-)
+@cases("node/checks/filesystem.toml")
 def test_a_failed_write_is_blamed_on_no_node_if_its_server_may_be_down(
     number: str, local: Status, served: Status
 ) -> None:

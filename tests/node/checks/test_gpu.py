@@ -19,6 +19,7 @@ from slurm_health.node.checks.gpu import Gpu, GpuProcesses
 from slurm_health.node.rules.finding import CheckResult, Finding, Status
 from slurm_health.node.run import run_checks
 from slurm_health.system.nvml import GpuDevice, Gpus
+from tests.cases import cases
 from tests.played_gpu import nvml_library
 from tests.played_gpu.description import VARIABLE, Fault, Machine, machine, with_faults, write
 
@@ -139,14 +140,7 @@ def test_a_gpu_too_few_is_a_fault(bench: Bench) -> None:
     assert result.finding.text == "7 GPUs, Slurm expects 8"
 
 
-@pytest.mark.parametrize(
-    ("code", "status", "text"),
-    [
-        (9, Status.NODE_FAULT, "the NVIDIA driver is not loaded"),
-        (18, Status.NODE_FAULT, "of different versions"),
-        *((code, Status.INCONCLUSIVE, "") for code in (1, 4, 12, 999)),
-    ],
-)
+@cases("node/checks/gpu.toml")
 def test_nvml_that_does_not_start_is_inconclusive(
     bench: Bench, code: int, status: Status, text: str
 ) -> None:

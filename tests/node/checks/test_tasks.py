@@ -18,6 +18,7 @@ from slurm_health.node.rules.finding import UNWATCHED, Finding, Status
 from slurm_health.records.errors import Unmeasured
 from slurm_health.system import WATCHED
 from slurm_health.system.proc import parse_stat
+from tests.cases import cases
 from tests.node.checks.conftest import find_out, process
 from tests.support.sites import tree
 
@@ -177,18 +178,7 @@ def seen(**changes: float) -> CpuSample:
     return msgspec.structs.replace(QUIET, **changes)
 
 
-@pytest.mark.parametrize(
-    ("changes", "status", "said"),
-    [
-        ({}, Status.PASS, "2000000 rounds/s per processor, limit 1500000"),
-        ({"rounds": 2_000_000}, Status.NODE_FAULT, "1000000 rounds/s"),
-        ({"rounds": 2_000_000, "others_s": 0.5}, Status.INCONCLUSIVE, "other work takes 25 %"),
-        ({"cpu_s": 0.4, "throttled_s": 1.2}, Status.NODE_FAULT, "get 20 % of 4 processors"),
-        ({"cpu_s": 0.4, "others_s": 1.6}, Status.INCONCLUSIVE, "busy with other work"),
-        ({"cpu_s": 0.4}, Status.INCONCLUSIVE, "busy with other work"),
-        ({"cpu_s": 1.2, "rounds": 2_400_000, "others_s": 0.8}, Status.PASS, "2000000 rounds/s"),
-    ],
-)
+@cases("node/checks/tasks.toml")
 def test_only_a_quota_or_a_quiet_and_slow_node_is_at_fault(
     changes: dict[str, float], status: Status, said: str
 ) -> None:

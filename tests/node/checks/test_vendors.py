@@ -15,6 +15,7 @@ from slurm_health.node.checks.vendors import AmdGpus, Bmc, Nvme
 from slurm_health.node.hooks.init_config import draft
 from slurm_health.node.rules.finding import Finding, Remedy, Status
 from slurm_health.records.errors import Unmeasured
+from tests.cases import cases
 from tests.node.checks.conftest import find_out, printing
 from tests.support.sites import tree
 from tests.support.supervised import write_executable
@@ -39,18 +40,7 @@ def ask_nvme(tmp_path: Path, check: Nvme, logs: dict[str, str]) -> Finding:
     return find_out(msgspec.structs.replace(check, program=program), context)
 
 
-@pytest.mark.parametrize(
-    ("changes", "status", "said"),
-    [
-        ({}, Status.PASS, "2 NVMe drives healthy"),
-        ({"critical_warning": 0x08}, NODE, "nvme0: it can only be read"),
-        ({"critical_warning": 0x04}, NODE, "nvme0: its reliability is degraded"),
-        ({"critical_warning": 0x01}, WARN, "nvme0: its spare blocks are used up"),
-        ({"critical_warning": 0x02}, WARN, "nvme0: it is too hot or too cold"),
-        ({"percent_used": 104}, WARN, "nvme0: 104 % of its life are used, limit 100"),
-        ({"media_errors": 12}, Status.PASS, "2 NVMe drives healthy"),  # of times gone by
-    ],
-)
+@cases("node/checks/vendors.toml")
 def test_a_drive_is_judged_by_its_own_log(
     tmp_path: Path, changes: dict[str, int], status: Status, said: str
 ) -> None:
@@ -118,16 +108,7 @@ def ask_bmc(
     return find_out(Bmc(program=program), place or CheckContext())
 
 
-@pytest.mark.parametrize(
-    ("time", "now", "status"),
-    [
-        ("06:30:00", NOW, NODE),
-        ("06:30:00", NOW.replace("24/26", "24/2026"), NODE),  # as older releases write a year
-        ("06:30:00", NOW.replace("11/24", "11/26"), Status.PASS),
-        ("07:30:00", NOW, Status.PASS),  # in the future: the clock has been set since
-        ("06:30:00", "Unspecified\n", Status.PASS),
-    ],
-)
+@cases("node/checks/vendors.toml")
 def test_an_uncorrectable_memory_error_counts_while_it_is_new_by_the_clock_of_the_bmc(
     tmp_path: Path, time: str, now: str, status: Status
 ) -> None:
@@ -149,19 +130,7 @@ def test_a_memory_error_from_before_a_person_returned_the_node_counts_no_more(
     assert found.status is status
 
 
-@pytest.mark.parametrize(
-    ("line", "status"),
-    [
-        (UNCORRECTABLE.format(time="06:30:00").replace("Uncorrectable", "Correctable"), WARN),
-        (UNCORRECTABLE.format(time="06:30:00").replace("Asserted", "Deasserted"), Status.PASS),
-        (UNCORRECTABLE.format(time="06:30:00").replace("Memory DIMM", "Slot DIMM"), Status.PASS),
-        (
-            "   7 |  Pre-Init  |0000000012| Memory #0x87 | Uncorrectable ECC | Asserted\n",
-            Status.PASS,
-        ),
-        ("   8 | Linux kernel panic: oops\n", Status.PASS),
-    ],
-)
+@cases("node/checks/vendors.toml")
 def test_other_lines_of_the_log_convict_nobody(tmp_path: Path, line: str, status: Status) -> None:
     found = ask_bmc(tmp_path, line)
 
@@ -221,19 +190,7 @@ def test_amd_gpus_that_are_well_pass_at_their_power_cap_in_both_forms_of_the_out
     assert (found.status, found.text) == (Status.PASS, "3 AMD GPUs healthy")
 
 
-@pytest.mark.parametrize(
-    ("gpu", "status", "said"),
-    [
-        ({"ecc": {"total_uncorrectable_count": 2}}, NODE, "GPU 1 has 2 uncorrected ECC errors"),
-        ({"ecc": {"total_uncorrectable_count": "N/A"}}, Status.PASS, "healthy"),
-        ({"ecc": "N/A", "throttle": "N/A"}, Status.PASS, "healthy"),
-        (
-            {"throttle": {"hbm_thermal_violation_status": "ACTIVE"}},
-            WARN,
-            "GPU 1 is throttled: heat of the memory",
-        ),
-    ],
-)
+@cases("node/checks/vendors.toml")
 def test_an_amd_gpu_is_judged_by_what_it_says(
     tmp_path: Path, gpu: dict[str, object], status: Status, said: str
 ) -> None:

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from slurm_health.cli.site_setup import doctor
 from slurm_health.node.doctor import slurm_conf
 from slurm_health.node.doctor.advice import DoctorReport, change, fine, look
+from tests.cases import cases
 from tests.node.doctor.conftest import GOOD, by_level, levels
 from tests.support.sites import load_site, write_site
 from tests.support.supervised import write_executable
@@ -23,35 +24,7 @@ def test_a_site_as_it_should_be_needs_nothing(hook: Path) -> None:
     assert found["change"] == found["look"] == []
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "level", "said"),
-    [
-        ("Prolog                  = HOOK", "Prolog = /nowhere/p", "change", "is not there"),
-        ("UnkillableStepProgram   = HOOK", "", "look", "UnkillableStepProgram is not set"),
-        ("Timeout   = 60 sec", "Timeout = 30 sec", "look", "less than 5 times MessageTimeout (10"),
-        ("PrologEpilogTimeout     = 600", "PrologEpilogTimeout = 65534", "look", "for ever"),
-        ("Prolog                  = HOOK", "Prolog = (null)", "look", "Prolog is not set"),
-        ("Prolog                  = HOOK", "Prolog = /bin/sh", "look", "no shim of slurm-health"),
-        (
-            "Epilog                  = HOOK",
-            "Epilog[0] = /nowhere/*",
-            "change",
-            "/nowhere/* is not there",
-        ),
-        ("Epilog                  = HOOK", "Epilog = /etc/passwd", "change", "chmod 755"),
-        ("Epilog                  = HOOK", "Epilog = /etc", "change", "is not a file"),
-        ("HealthCheckProgram      = HOOK", "HealthCheckProgram = /x", "change", "is not there"),
-        ("HealthCheckProgram      = HOOK", "HealthCheckProgram = /bin/sh", "look", "runs no shim"),
-        ("Alloc,DeferBatch", "Contain", "change", "| PrologFlags=Contain,Alloc,DeferBatch"),
-        ("= 600", "= 55", "change", "| PrologEpilogTimeout=60 or more"),
-        ("JobRequeue              = 1", "JobRequeue = 0", "look", "not started elsewhere"),
-        ("nohold_on_prolog_fail", "a=3", "look", "SchedulerParameters=a=3,nohold_on_prolog_fail"),
-        ("300 sec", "0 sec", "look", "never runs"),
-        ("= ANY", "= ALLOC,MIXED", "look", "nodes in other states are not checked, nor returned"),
-        ("300 sec", "300 sec\nHealthCheckTimeout = 50 sec", "look", "| HealthCheckTimeout=60"),
-        ("= ANY", "= CYCLE,ANY", "fine", "on nodes in state CYCLE,ANY"),
-    ],
-)
+@cases("node/doctor/doctor.toml")
 def test_what_should_be_changed_is_said(
     hook: Path, before: str, after: str, level: str, said: str
 ) -> None:
@@ -72,14 +45,7 @@ def test_a_pattern_with_a_stray_file_is_found(tmp_path: Path, hook: Path) -> Non
     assert any("README is not executable" in text for text in found["change"])
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("python=/nowhere/python", "python=/nowhere/python is not there: it checks nothing"),
-        ("config=/nowhere/config.toml", "config=/nowhere/config.toml is not there"),
-        ("slurm=/nowhere/bin", "finds no scontrol in /nowhere/bin:/usr/sbin: its hook never"),
-    ],
-)
+@cases("node/doctor/doctor.toml")
 def test_a_shim_that_can_check_nothing_is_found(hook: Path, line: str, said: str) -> None:
     """Such a shim lets every job start, so nothing else would tell."""
     hook.write_text(f"{hook.read_text()}{line}\n")

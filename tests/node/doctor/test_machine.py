@@ -14,6 +14,7 @@ from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.doctor import machine, slurm_conf
 from slurm_health.node.doctor.advice import Urgency
 from slurm_health.system.slurm.parsing import Node
+from tests.cases import cases
 from tests.node.doctor.conftest import by_level
 from tests.support.sites import load_site, tree
 from tests.support.supervised import write_executable
@@ -28,23 +29,7 @@ def test_a_state_that_nodes_may_share_is_named(tmp_path: Path, kind: str, told: 
     assert any(f"hooks.state = {state} is on {kind}" in each for each in said) == told, said
 
 
-@pytest.mark.parametrize(
-    ("text", "level", "said"),
-    [
-        ("", "change", "configures no check"),
-        ("[checks.memory]\n[hooks]\ndrain=false\n", "look", "hooks.drain is false"),
-        ("[checks.memory]\nshadow=true\n", "look", "every check is in shadow"),
-        (
-            "[checks.memory]\n[checks.swap]\nshadow=true\n",
-            "fine",
-            "checks: 2, of them in shadow: 1",
-        ),
-        ("[checks.memory]\n", "change", "breaker.directory is not set"),
-        ("journal='/nowhere/j'\n", "change", "/nowhere/j cannot be used"),
-        ("journal='/etc'\n", "change", "users cannot write in /etc"),
-        ("[breaker]\ndirectory='/nowhere'\n", "change", "nothing is drained: /nowhere"),
-    ],
-)
+@cases("node/doctor/machine.toml")
 def test_what_the_sites_file_lacks_is_said(
     tmp_path: Path, text: str, level: str, said: str
 ) -> None:
@@ -69,14 +54,7 @@ def test_the_shims_as_they_are_shipped_have_the_limits_that_doctor_takes_them_to
     assert shipped_limits() == slurm_conf.SHIM_LIMITS_S
 
 
-@pytest.mark.parametrize(
-    ("text", "program"),
-    [
-        ("[checks.dcgm]\n", "dcgmi"),
-        ("[checks.nhc]\n", "/usr/sbin/nhc"),
-        ("[checks.own]\ncheck='command'\nargv=['/opt/site/check']\n", "/opt/site/check"),
-    ],
-)
+@cases("node/doctor/machine.toml")
 def test_a_program_that_a_check_runs_and_that_is_not_there_is_named(
     tmp_path: Path, text: str, program: str
 ) -> None:
@@ -114,13 +92,7 @@ def test_root_is_asked_for_a_journal_that_all_share(tmp_path: Path) -> None:
     assert any("| journal = a shared directory" in each for each in found)
 
 
-@pytest.mark.parametrize(
-    ("ledger", "said"),
-    [
-        ("{", "is damaged"),
-        ('{"trips":{"gpu":{"time_s":1,"node":"n1","why":"x","nodes":"n1"}}}', "has tripped"),
-    ],
-)
+@cases("node/doctor/machine.toml")
 def test_a_ledger_that_stops_all_drains_is_said(tmp_path: Path, ledger: str, said: str) -> None:
     (tmp_path / "ledger.1").write_text(ledger)
     tmp_path.chmod(0o755)
@@ -185,16 +157,7 @@ def test_a_node_without_a_system_log_is_told(tmp_path: Path) -> None:
 # --- what doctor says of the steps that repair a node ---------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("settings", "config", "level", "said"),
-    [
-        ("steps = ['reboot']", {"A": "b"}, "change", "slurm.conf has no RebootProgram"),
-        ("steps = ['reboot']", {"RebootProgram": "/sbin/reboot"}, "fine", "(dry run): reboot"),
-        ("steps = ['reset']\nreset = ['/nowhere/smi']", {}, "change", "/nowhere/smi is not on"),
-        ("steps = ['administrator']", {}, "look", "no event is sent"),
-        ("test = ['/nowhere/diag']", {}, "change", "repair.test: /nowhere/diag is not on"),
-    ],
-)
+@cases("node/doctor/machine.toml")
 def test_what_keeps_a_step_from_being_taken_is_named(
     tmp_path: Path, settings: str, config: dict[str, str], level: str, said: str
 ) -> None:
@@ -206,17 +169,7 @@ def test_what_keeps_a_step_from_being_taken_is_named(
 
 
 @pytest.mark.root
-@pytest.mark.parametrize(
-    ("settings", "level", "said"),
-    [
-        ("command = ['/nowhere/ticket']", "change", "/nowhere/ticket is not on this node"),
-        ("command = ['{loose}']", "change", "others than root can change"),
-        ("command = ['/bin/cat']", "fine", "try: slurm-health doctor --test-notify"),
-        ("urls = ['slack://token']", "look", "users can read"),
-        ("urls = ['{open}']", "change", "closed to others"),
-        ("urls = ['/nowhere/urls']", "change", "/nowhere/urls cannot be read"),
-    ],
-)
+@cases("node/doctor/machine.toml")
 def test_what_keeps_events_from_arriving_or_shows_a_secret_is_named(
     tmp_path: Path, settings: str, level: str, said: str
 ) -> None:

@@ -19,6 +19,7 @@ from slurm_health.node.store import held
 from slurm_health.system.killable import Answered, run_guarded
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Node as SlurmNode
+from tests.cases import cases
 from tests.node.checks.conftest import MEMINFO
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
@@ -112,23 +113,7 @@ def test_a_check_that_cannot_be_measured_is_no_pass(drained: Node) -> None:
     assert node.state == "IDLE+DRAIN"
 
 
-EDITED = "shealth: /broken exists check=scratch job=0 t=1000000, keep it -- admin"
-HELD = "DOWN+DRAIN DOWN*+DRAIN IDLE*+DRAIN IDLE+DRAIN+REBOOT_REQUESTED IDLE+DRAIN+REBOOT_ISSUED"
-HELD += " IDLE+DRAIN+MAINT IDLE+DRAIN+POWERED_DOWN IDLE+DRAIN+FAIL IDLE+DRAIN+INVALID_REG"
-HELD += " IDLE+DRAIN+NOT_RESPONDING IDLE+DRAIN@"
-
-
-@pytest.mark.parametrize(
-    ("state", "note"),
-    [
-        ("IDLE+DRAIN", "ADMIN SHUTDOWN [root@2026-01-02T04:00:00]"),
-        ("IDLE+DRAIN", "Prolog error"),
-        ("IDLE+DRAIN", "shealth: /broken exists check=scratch job=0 t=999"),
-        ("IDLE+DRAIN", EDITED),
-        ("IDLE+DRAIN", ""),
-        *((state, None) for state in HELD.split()),
-    ],
-)
+@cases("node/hooks/healthcheck.toml")
 def test_a_node_with_another_note_or_that_something_else_holds_is_not_released(
     drained: Node, slurm: HookedSlurm, state: str, note: str | None
 ) -> None:
@@ -200,14 +185,7 @@ def test_a_controller_in_trouble_releases_nothing(
     assert drained.state == "IDLE"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "x State=IDLE Partitions=other Reason=none",
-        "NodeName=n9 State=DOWN",
-        "a [root@2026-01-01T00:00:00] b",
-    ],
-)
+@cases("node/hooks/healthcheck.toml")
 def test_a_note_that_looks_like_fields_misleads_nobody(node: Node, text: str) -> None:
     node.more = f"[checks.odd]\ncheck='command'\nargv=['sh', '-c', 'echo {text}; exit 77']\n"
     assert node.healthcheck()

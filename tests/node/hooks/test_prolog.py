@@ -12,6 +12,7 @@ import pytest
 
 from slurm_health.node import shared
 from slurm_health.node.rules import drain_note
+from tests.cases import cases
 from tests.lab import cgroups
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
@@ -35,14 +36,7 @@ def test_a_fault_drains_with_our_note_and_keeps_the_job_away(node: Node) -> None
     assert [call.split()[0] for call in node.slurm.calls()] == [*["show"] * 3, "update", "show"]
 
 
-@pytest.mark.parametrize(
-    ("setting", "said"),
-    [
-        ("severity='warn'", "warn"),
-        ("severity='user_fault'", "user_fault"),
-        ("shadow=true", "node_fault (in shadow: logged only)"),
-    ],
-)
+@cases("node/hooks/prolog.toml")
 def test_a_fault_that_the_site_lowers_or_shadows_drains_no_node(
     node: Node, setting: str, said: str
 ) -> None:
@@ -106,28 +100,8 @@ def test_a_hung_check_among_those_that_share_a_child_is_named(node: Node) -> Non
 
 # --- who else has a say --------------------------------------------------
 
-NOTES = [
-    "ADMIN SHUTDOWN",
-    "NHC: check_fs_mount: /x not mounted",
-    "Not responding",
-    "Prolog error",
-    "[node_problem] gpu",
-]
-OURS = "shealth: network: n3 is slow check=network job=3 t=5"
-OF_OTHERS = "DOWN* DOWN IDLE+MAINT+RESERVED IDLE+REBOOT_REQUESTED IDLE@ REBOOT^ FAIL INVAL"
-OF_OTHERS += " IDLE+POWERED_DOWN IDLE+POWERING_DOWN"
-IN_THE_POOL = "MIXED ALLOCATED IDLE+PLANNED IDLE+RESERVED MIXED-"
 
-
-@pytest.mark.parametrize(
-    ("state", "note", "keeps_job_away", "after"),
-    [
-        *(("MIXED+DRAIN", note, True, "MIXED+DRAIN") for note in (*NOTES, OURS)),
-        *(("IDLE", note, True, "IDLE") for note in NOTES),  # Slurm itself drains it
-        *((state, "", False, state) for state in OF_OTHERS.split()),
-        *((state, "", True, "IDLE+DRAIN") for state in IN_THE_POOL.split()),
-    ],
-)
+@cases("node/hooks/prolog.toml")
 def test_only_a_node_in_the_pool_without_a_note_is_drained(
     node: Node, slurm: HookedSlurm, state: str, note: str, keeps_job_away: bool, after: str
 ) -> None:
@@ -143,20 +117,7 @@ def test_only_a_node_in_the_pool_without_a_note_is_drained(
 # --- Slurm in trouble --------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "trouble",
-    [
-        "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1",
-        "sleep 3600",
-        "exit 0",
-        "echo; exit 0",
-        "echo 'slurm_load_node error: nonsense'; exit 0",
-        "head -c 100000 /dev/urandom; exit 0",
-        "kill -SEGV $$",
-        "case $1 in update) echo 'Invalid user id' >&2; exit 1;; esac",
-        "case $1 in update) exit 0;; esac",
-    ],
-)
+@cases("node/hooks/prolog.toml")
 def test_a_controller_in_trouble_drains_nobody_and_the_job_starts(
     node: Node, slurm: HookedSlurm, trouble: str
 ) -> None:

@@ -14,6 +14,7 @@ from slurm_health.node.notify import EventKind
 from slurm_health.node.rules.repair import Outcome, RepairAttempt, RepairStep
 from slurm_health.system.nvml import GpuDevice, Gpus
 from slurm_health.system.slurm.client import Client
+from tests.cases import cases
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
 from tests.support.notified import received
@@ -131,22 +132,7 @@ def test_a_node_that_a_step_has_repaired_comes_back_by_the_usual_rules(
     assert [kind for kind, _ in events(node)] == [EventKind.DRAINED, EventKind.RELEASED]
 
 
-@pytest.mark.parametrize(
-    ("state", "edit"),
-    [
-        ("MIXED+DRAIN", ""),
-        ("ALLOCATED+DRAIN", ""),
-        ("IDLE+COMPLETING+DRAIN", ""),
-        ("IDLE+DRAIN+RESERVED", ""),
-        ("IDLE+DRAIN+MAINTENANCE", ""),
-        ("DOWN+DRAIN", ""),
-        ("DOWN*+DRAIN", ""),
-        ("IDLE*+DRAIN", ""),
-        ("IDLE+DRAIN@", ""),
-        ("IDLE+DRAIN", ", keep it -- admin"),
-        ("IDLE", ""),
-    ],
-)
+@cases("node/hooks/repair.toml")
 def test_nothing_is_done_if_a_job_runs_or_somebody_else_is_at_it(
     node: Node, slurm: HookedSlurm, state: str, edit: str
 ) -> None:
@@ -160,14 +146,7 @@ def test_nothing_is_done_if_a_job_runs_or_somebody_else_is_at_it(
     assert rebooted(slurm) == []
 
 
-@pytest.mark.parametrize(
-    ("state", "reason"),
-    [
-        ("IDLE+DRAIN", "ticket 42: DIMM being swapped, do not touch"),
-        ("DOWN", "ticket 42: PSU burnt"),
-        ("IDLE", ""),
-    ],
-)
+@cases("node/hooks/repair.toml")
 def test_a_node_that_an_administrator_took_while_it_was_checked_is_not_rebooted(
     node: Node, slurm: HookedSlurm, state: str, reason: str
 ) -> None:
@@ -316,14 +295,7 @@ def reset(node: Node, here: Gpus, *devices: str) -> tuple[RepairAttempt, str]:
     return ended, trace.read_text() if trace.exists() else ""
 
 
-@pytest.mark.parametrize(
-    ("devices", "expected"),
-    [
-        (["0000:3b:00"], "00000000:3B:00.0\n"),
-        (["00000000:5E:00.0"], "00000000:5E:00.0\n"),
-        ([], "00000000:3B:00.0,00000000:5E:00.0\n"),
-    ],
-)
+@cases("node/hooks/repair.toml")
 def test_the_gpus_at_fault_are_reset_or_all_if_they_are_not_known(
     node: Node, devices: list[str], expected: str
 ) -> None:
@@ -332,16 +304,7 @@ def test_the_gpus_at_fault_are_reset_or_all_if_they_are_not_known(
     assert (attempt.outcome, trace) == (Outcome.DONE, expected)
 
 
-@pytest.mark.parametrize(
-    ("here", "why"),
-    [
-        (gpus(processes=(4711,)), "GPU 0 is in use by PID 4711"),
-        (gpus(processes=None), "does not report which processes use it"),
-        (gpus(fabric_state="in progress"), "still joining the NVLink fabric"),
-        (gpus(bus="00000000:AA:00.0"), "NVML shows no GPU at 0000:3b:00"),
-        (Gpus(broken="no answer within 60 s"), "the GPUs cannot be asked: no answer"),
-    ],
-)
+@cases("node/hooks/repair.toml")
 def test_a_gpu_that_may_be_in_use_is_not_reset(node: Node, here: Gpus, why: str) -> None:
     attempt, trace = reset(node, here, "0000:3b:00")
 

@@ -28,6 +28,7 @@ from slurm_health.node.hooks.init_config import common_nvlinks, draft
 from slurm_health.node.rules.finding import Finding, Status, passed
 from slurm_health.node.run import confirming, run_checks
 from slurm_health.system.nvml import GpuDevice
+from tests.cases import cases
 from tests.node.checks.conftest import WELL
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
@@ -99,14 +100,7 @@ def test_what_a_check_raises_or_measures_without_sense_does_no_harm() -> None:
 # --- what `init config` drafts --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("layers", "tables"),
-    [
-        (("InfiniBand", "InfiniBand"), {"infiniband": "mlx5_0:1", "infiniband-100": "mlx5_1:1"}),
-        (("InfiniBand", "Ethernet"), {"infiniband": "mlx5_0:1"}),
-        (("Ethernet", "Ethernet"), {"infiniband": "mlx5_0:1", "infiniband-100": "mlx5_1:1"}),
-    ],
-)
+@cases("node/hooks/run_checks.toml")
 def test_ports_that_jobs_use_are_drafted_in_a_table_for_every_rate(
     tmp_path: Path, layers: tuple[str, str], tables: dict[str, str]
 ) -> None:

@@ -27,6 +27,7 @@ from slurm_health.records.records import NodeHeld
 from slurm_health.system import proc
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import CompletingJob
+from tests.cases import cases
 from tests.node.hooks.test_healthcheck import pass_after_pass
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
@@ -102,25 +103,7 @@ def test_a_well_node_asks_slurm_nothing_and_one_of_all_looks_for_all(node: Node)
     assert shared.claim_look(node.shared, "n4", 3e9) == (True, b"")  # it died
 
 
-@pytest.mark.parametrize(
-    ("more", "reason", "shown", "after"),
-    [
-        (LIFT, KILL, "IDLE+DRAIN", "IDLE"),
-        (LIFT, "Low RealMemory (reported:1 < 2 of configured:3)", "IDLE+DRAIN", "IDLE"),
-        (LIFT, "Node unexpectedly rebooted", "DOWN", "IDLE"),
-        (LIFT, "Not responding", "DOWN", "IDLE"),
-        (LIFT, "Not responding", "DOWN*", "DOWN*"),
-        (LIFT, "Node unexpectedly rebooted", "DOWN+DRAIN", "DOWN+DRAIN"),
-        (LIFT, "gres/gpu count too low (1 < 2)", "IDLE+DRAIN+INVALID_REG", ""),
-        (LIFT, KILL, "IDLE+DRAIN+MAINT", ""),
-        (LIFT, KILL, "MIXED+DRAIN", ""),
-        (LIFT, "Prolog error", "IDLE+DRAIN", ""),
-        (LIFT, "batch job complete failure", "IDLE+DRAIN", ""),
-        (LIFT, "DIMM 3", "IDLE+DRAIN", ""),
-        ("", KILL, "IDLE+DRAIN", ""),
-        ('[recovery]\nslurm_drains = "off"\n', KILL, "IDLE+DRAIN", ""),
-    ],
-)
+@cases("node/hooks/slurm_drains.toml")
 def test_a_node_returns_after_two_health_checks_if_its_reason_allows_it(
     node: Node, more: str, reason: str, shown: str, after: str
 ) -> None:

@@ -29,6 +29,7 @@ from slurm_health.node.rules.kernel_lines import (
     is_evidence,
     of_xid,
 )
+from tests.cases import cases
 
 
 def section(name: str) -> list[str]:
@@ -136,17 +137,7 @@ def test_a_line_that_holds_a_name_behind_the_kernels_words_is_no_more_than_they_
     assert matching(xid) == [XID]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "XFS (x): [77]: segfault at 0 ip 0 sp 0 error 4 in Corruption[400000+1000]",
-        "EXT4-fs (a[77]: segfault at 0 ip 0 sp 0 error 4 in x): Remounting filesystem read-only",
-        "Out of memory[77]: segfault at 0 ip 0 sp 0 error 4",
-        "\\x1bXFS (x): [77]: segfault at 0 ip 0 sp 0 error 4 in Corruption[400000+1000]",
-        "mce: (77) used greatest stack depth: 1 bytes left",
-        "x/77: potentially unexpected fatal signal 11.",
-    ],
-)
+@cases("node/rules/kernel_lines.toml")
 def test_a_line_that_begins_with_a_process_is_no_evidence_whatever_matches_it(line: str) -> None:
     assert not is_evidence(line)
 
@@ -164,29 +155,7 @@ def test_every_pattern_begins_at_the_beginning_of_the_line() -> None:
 # --- what the table of errors explains ------------------------------------------------------------
 
 
-LOST = "NVRM: Xid (PCI:0000:3b:00): 79, pid=77, name=python, GPU has fallen off the bus."
-
-
-NODE, WARN, PASS = Status.NODE_FAULT, Status.WARN, Status.PASS
-XID_LINE, SXID_LINE = "NVRM: Xid (PCI:0000:3b:00): ", "nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): "
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "helps"),
-    [
-        *((words, NODE, "reboot the node") for words in ("79", "Xid: 79", "xid-79", " 79 ", LOST)),
-        (f"[ 1234.567890] {LOST}", NODE, "reboot the node"),
-        (f"Nov 23 12:00:00 n1 kernel: [ 1.2] {LOST}", NODE, "reboot the node"),
-        ("149", WARN, "the driver's whole line decides"),
-        (f"{XID_LINE}149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x0)", NODE, "reset the GPU"),
-        (f"{XID_LINE}154, GPU recovery action changed from 0x1 (a) to 0x0 (None)", PASS, "nothing"),
-        ("31", PASS, "look at the program"),
-        ("sxid 22003", NODE, "reboot the node"),
-        (f"{SXID_LINE}20034, Non-fatal, Link 28 LTSSM Fault Up", WARN, "look at"),
-        ("EXT4-fs (a[77]: segfault at 0 ip 00 sp 00 error 4 in x", PASS, "look at the program"),
-        *((words, None, "") for words in ("9999", "all is well", "sxid", "", "-5")),
-    ],
-)
+@cases("node/rules/kernel_lines.toml")
 def test_a_number_or_a_line_is_explained(words: str, status: Status | None, helps: str) -> None:
     error = explained(words)
     assert (error.status if error else None) is status

@@ -23,6 +23,7 @@ from slurm_health.records.record_codec import encode
 from slurm_health.records.records import Record, RunStarted, VerdictReached
 from slurm_health.records.text import REASON_LENGTH
 from slurm_health.records.verdict import Level, NodeVerdict
+from tests.cases import cases
 from tests.support.accusing import accusation
 
 NODES = [f"n{number}" for number in range(1, 41)]
@@ -107,17 +108,7 @@ def trips_after(users: list[int], nodes: list[str]) -> tuple[str, list[str]]:
     return answer.why_not, list(answer.ledger.trips)
 
 
-@pytest.mark.parametrize(
-    ("users", "tripped"),
-    [
-        ([5, 5, 5, 5], []),
-        ([5, 5, 5, -1], []),
-        ([5, 5, 5, 6], []),
-        ([-1, -1, -1, -1], ["gpu"]),
-        ([5, 6, 7, 8], ["gpu"]),
-        ([5, 5, -1, -1], ["gpu"]),
-    ],
-)
+@cases("node/rules/rules.toml")
 def test_one_users_jobs_are_refused_beyond_the_share_and_trip_nothing(
     users: list[int], tripped: list[str]
 ) -> None:
@@ -128,15 +119,7 @@ def test_one_users_jobs_are_refused_beyond_the_share_and_trip_nothing(
     assert ("of them after jobs of user ann" in why) == (not tripped)
 
 
-@pytest.mark.parametrize(
-    ("users", "tripped"),
-    [
-        ([5, 5, 5, 5, 5, 5, 5], []),
-        ([5, 5, 5, 5, 5, 5, -1], []),
-        ([5, 5, 5, -1, -1], ["gpu"]),  # the health checks of two more nodes
-        ([5, 5, 5, 5, 6, -1], ["gpu"]),
-    ],
-)
+@cases("node/rules/rules.toml")
 def test_refused_drains_trip_the_breaker_once_two_are_not_after_one_users_jobs(
     users: list[int], tripped: list[str]
 ) -> None:
@@ -199,15 +182,7 @@ def test_marks_that_are_not_kept_would_not_have_counted(
     )
 
 
-@pytest.mark.parametrize(
-    ("then", "now", "uptime_s"),
-    [
-        (BootTime(boot="a", uptime_s=5.0), BootTime(boot="a", uptime_s=9.0), 5.0),
-        (BootTime(boot="a", uptime_s=5.0), BootTime(boot="b", uptime_s=9.0), None),
-        (None, BootTime(boot="a", uptime_s=9.0), None),
-        (BootTime(boot="a", uptime_s=5.0), None, None),
-    ],
-)
+@cases("node/rules/rules.toml")
 def test_a_moment_of_another_boot_has_no_place_in_this_one(
     then: BootTime | None, now: BootTime | None, uptime_s: float | None
 ) -> None:
@@ -234,14 +209,7 @@ def test_a_note_is_known_again_whatever_it_says(
     assert (read.job, read.time_s) == (job, time_s)
 
 
-@pytest.mark.parametrize(
-    ("check", "text", "shown"),
-    [
-        ("gpu", "GPU 3 lost (0000:3b:00)", "shealth: GPU 3 lost "),
-        ("xid", "Xid 79 on GPU 0000:3b:00: fallen off the bus", "shealth: Xid 79 on G"),
-        ("sweep", "network: slow", "shealth: network: sl"),
-    ],
-)
+@cases("node/rules/rules.toml")
 def test_the_20_columns_that_sinfo_shows_say_what_is_wrong(
     check: str, text: str, shown: str
 ) -> None:
@@ -341,16 +309,7 @@ def journal(component: str) -> bytes:
     )
 
 
-@pytest.mark.parametrize(
-    ("component", "kind"),
-    [
-        ("network", "network"),
-        ("compute device 3", "compute"),
-        ("network rail 5", "network"),
-        ("; rm -rf /", "node"),
-        ("", "node"),
-    ],
-)
+@cases("node/rules/rules.toml")
 def test_a_test_of_a_part_is_chosen_by_what_kind_of_part_it_is(component: str, kind: str) -> None:
     found = accusation(journal(component), "n2", 12)
 
@@ -371,22 +330,7 @@ def test_what_a_probe_blames_is_a_kind_of_its_own(component: str) -> None:
 # --- patterns of node names -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "patterns", "meant"),
-    [
-        ("gpu07", [], True),
-        ("gpu07", ["gpu*"], True),
-        ("gpu07", ["gpu[01-16]"], True),
-        ("gpu7", ["gpu[01-16]"], False),
-        ("gpu17", ["gpu[01-16,20]"], False),
-        ("gpu20", ["gpu[01-16,20]"], True),
-        ("gpu07", ["gpu*", "!gpu07"], False),
-        ("login", ["!gpu*"], True),
-        ("r2n03", ["r[1-2]n[01-04]"], True),
-        ("r3n03", ["r[1-2]n[01-04]"], False),
-        ("gpuX", ["gpu?"], True),
-    ],
-)
+@cases("node/rules/rules.toml")
 def test_a_name_is_meant_by_patterns(name: str, patterns: list[str], meant: bool) -> None:
     assert matches(name, patterns) is meant
 

@@ -30,8 +30,8 @@ from slurm_health.node.rules.slurm_reasons import (
     job_in,
     kind_of,
 )
+from tests.cases import cases
 
-ALL, OLD, NEW = "22.05-26.05", "22.05-24.11", "25.05-26.05"
 SINCE = "2026-11-28T14:00:00"
 NFS = Resource(name="/scratch", kind="nfs4", source="nfs1:/scratch")
 PYTHON = HeldProcess(
@@ -59,55 +59,7 @@ DRAIN = SlurmDrain(
 )
 
 
-@pytest.mark.parametrize(
-    ("releases", "reason", "kind"),
-    [
-        (OLD, "Kill task failed", "kill-task-failed"),
-        (NEW, "Kill task failed (JobId=4711 StepId=0)", "kill-task-failed"),
-        (NEW, "Kill task failed (JobId=4711 StepId=batch)", "kill-task-failed"),
-        (OLD, "Job step not running", "step-not-running"),
-        (NEW, "Job step not running (JobId=12 StepId=extern)", "step-not-running"),
-        (ALL, "Prolog error", "prolog-error"),
-        (ALL, "Prolog/Epilog failure", "prolog-error"),
-        (OLD, "Job env setup error", "job-environment"),
-        (ALL, "Epilog error", "epilog-error"),
-        (ALL, "Duplicate jobid", "duplicate-job"),
-        (ALL, "batch job complete failure", "batch-failure"),
-        (ALL, "SlurmdSpoolDir is full", "spool-full"),
-        (ALL, "Node unexpectedly rebooted", "rebooted"),
-        (ALL, "Not responding", "not-responding"),
-        (ALL, "ResumeTimeout reached", "not-responding"),
-        (ALL, "Low socket*core*thread count, Low CPUs", "low-resources"),
-        (ALL, "Low RealMemory (reported:24105 < 100.00% of configured:40000)", "low-resources"),
-        (
-            ALL,
-            "Low CPUs, Low RealMemory (reported:24105 < 100.00% of configured:40000), Low TmpDisk",
-            "low-resources",
-        ),
-        (ALL, "gres/gpu count reported lower than configured (1 < 2)", "gres"),
-        (ALL, "gres/gpu:h100 count too low (1 < 2)", "gres"),
-        (ALL, "gres/gpu count changed and jobs are using them (8 != 7)", "gres"),
-        (NEW, "gres/gpu type (b200) reported but not configured", "gres"),
-        (ALL, "Low CPUs, gres/gpu count reported lower than configured (1 < 2)", "low-resources"),
-        (NEW, "Reported active features (a,b) are not a superset of node's", "configuration"),
-        ("26.05", "Failed to set topology", "configuration"),
-        (ALL, "switch_g_job_postfini failed", "plugin"),
-        # an administrator's
-        (ALL, "", None),
-        (ALL, "DIMM 3 replaced", None),
-        (ALL, "Kill task failed, waiting for vendor", None),
-        (ALL, "Kill task failed: alice, 4711", None),
-        (ALL, "Kill task failed (JobId=4711 StepId=0) see ticket 12", None),
-        (ALL, "kill task failed", None),
-        (ALL, "Not responding to ping", None),
-        (ALL, "DIMM count too low (1 < 2)", None),
-        (ALL, "Low CPUs, DIMM 3", None),
-        (ALL, "reboot requested", None),
-        (ALL, "POWER_DOWN_ASAP", None),
-        (ALL, "Set in slurm.conf", None),
-        (ALL, "shealth: /scratch is not mounted check=fs job=1 t=1", None),
-    ],
-)
+@cases("node/rules/slurm_drain.toml")
 def test_a_text_that_slurm_does_not_write_itself_is_an_administrators(
     releases: str, reason: str, kind: str | None
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from slurm_health.records.errors import SlurmCommandError, SlurmError, UnknownJob
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Job, Node, parse_pairs
+from tests.cases import cases
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.supervised import write_executable
 
@@ -39,21 +40,7 @@ def client_that_prints(tmp_path: Path, recorded: str) -> Client:
 # --- recorded output ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("recorded", "states", "reason", "pending", "held", "excluded", "nodes"),
-    [
-        (
-            "job-completing.txt",
-            frozenset({"COMPLETING"}),
-            "job_requeued_in_held_state",
-            False,
-            True,
-            (),
-            ("n1", "n2"),
-        ),
-        ("job-released.txt", frozenset({"PENDING"}), "None", True, False, ("n2",), ()),
-    ],
-)
+@cases("system/slurm/client.toml")
 def test_a_job_as_slurm_shows_it_is_understood(
     tmp_path: Path,
     recorded: str,
@@ -71,36 +58,14 @@ def test_a_job_as_slurm_shows_it_is_understood(
     assert (job.excluded, job.nodes) == (excluded, nodes)
 
 
-@pytest.mark.parametrize(
-    ("states", "ended"),
-    [
-        *((state, True) for state in ("COMPLETED", "NODE_FAIL", "BOOT_FAIL", "REVOKED")),
-        *((state, False) for state in ("CONFIGURING", "STOPPED", "RESIZING", "STAGE_OUT")),
-        *((state, False) for state in ("REQUEUE_HOLD", "SPECIAL_EXIT", "EXPEDITING")),
-        ("FAILED COMPLETING", False),
-        ("PENDING LAUNCH_FAILED", False),
-        ("", False),
-    ],
-)
+@cases("system/slurm/client.toml")
 def test_a_job_has_ended_where_slurm_says_nothing_else_of_it(states: str, ended: bool) -> None:
     job = Job(job_id=4, states=frozenset(states.split()), reason="", fields={})
 
     assert job.ended is ended
 
 
-@pytest.mark.parametrize(
-    ("state", "out"),
-    [
-        ("IDLE", False),
-        ("MIXED+DRAIN", True),
-        ("ALLOCATED+COMPLETING", False),
-        ("DOWN*+DRAIN", True),
-        ("IDLE+MAINTENANCE", True),
-        ("IDLE+NOT_RESPONDING", False),
-        ("FAILING", True),
-        ("REBOOT", True),
-    ],
-)
+@cases("system/slurm/client.toml")
 def test_a_node_that_somebody_took_out_of_use_is_told_by_its_state(state: str, out: bool) -> None:
     assert Node(name="n1", state=state).out_of_pool is out
 
@@ -113,18 +78,7 @@ def test_slurms_own_user_may_drain(tmp_path: Path, uid: int, may: bool) -> None:
 # --- commands ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("release", "flags", "late"),
-    [
-        ("22.05.8", "Alloc,DeferBatch", True),
-        ("20.11.9", "alloc,contain", True),
-        ("22.05.8", "(null)", False),
-        ("22.05.8", "Serial", False),
-        ("23.02.0", "Alloc,DeferBatch", False),
-        ("26.05.5", "Alloc", False),
-        ("unknown", "Alloc", False),
-    ],
-)
+@cases("system/slurm/client.toml")
 def test_nodes_forget_an_attempt_late_before_2302_where_prologs_run_at_allocation(
     slurm: FakeSlurm, client: Client, release: str, flags: str, late: bool
 ) -> None:
@@ -262,14 +216,7 @@ def test_nothing_is_asked_or_waited_for_once_the_time_for_all_questions_is_over(
     assert time.monotonic() - began_s < 20
 
 
-@pytest.mark.parametrize(
-    ("accounting", "told"),
-    [
-        ("accounting_storage/slurmdbd", "look for it with: sacct -j 99"),
-        ("(null)", "Slurm keeps no accounts here"),
-        ("accounting_storage/none", "Slurm keeps no accounts here"),
-    ],
-)
+@cases("system/slurm/client.toml")
 def test_sacct_is_advised_where_it_would_tell(tmp_path: Path, accounting: str, told: str) -> None:
     slurm = FakeSlurm(tmp_path / "slurm")
     slurm.set(accounting=accounting)

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from slurm_health.system.slurm.job_gres import NodeGres, gres_of, may_have_gpus, shares
+from tests.cases import cases
 
 
 def shown(asked: str, *groups: str) -> str:
@@ -27,17 +26,7 @@ def options(text: str, *nodes: str) -> dict[str, tuple[str, ...]]:
 EVEN = "n[1-2] gpu:4(IDX:0-3)"
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        "TresPerNode=gres:gpu:4",
-        "TresPerJob=gres:gpu:8",
-        "TresPerTask=gres:gpu:1",
-        "TresPerTask=cpu=2,gres/gpu=1",
-        "TresPerSocket=gres/gpu:2",
-        "",
-    ],
-)
+@cases("system/slurm/job_gres.toml")
 def test_however_the_job_asked_one_step_asks_for_all_that_a_node_has(asked: str) -> None:
     gres = gres_of(shown(asked, EVEN))
 
@@ -95,16 +84,7 @@ def test_a_job_without_gpus_or_a_node_that_slurm_does_not_show_asks_for_nothing(
     assert options("slurm_load_jobs error", "n1", "n2") == {"n1,n2": ()}
 
 
-@pytest.mark.parametrize(
-    ("environ", "asked"),
-    [
-        ({"SLURMD_NODENAME": "n1"}, False),
-        ({"SLURMD_NODENAME": "n1", "CUDA_VISIBLE_DEVICES": "0"}, True),
-        ({"SLURMD_NODENAME": "n1", "SLURM_JOB_GPUS": "0,1"}, True),
-        ({"SLURMD_NODENAME": "n1", "SLURM_GPUS_PER_TASK": "1"}, True),
-        ({}, True),  # a shell of salloc
-    ],
-)
+@cases("system/slurm/job_gres.toml")
 def test_slurm_is_asked_only_of_jobs_that_may_have_gpus(
     environ: dict[str, str], asked: bool
 ) -> None:

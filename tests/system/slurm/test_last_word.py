@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.system.slurm.last_word import TIME_LIMIT, became, in_output
+from slurm_health.system.slurm.last_word import became, in_output
+from tests.cases import cases
 from tests.support.fake_slurm import FakeSlurm
 
 NOW_S = 1_700_000_000.0
@@ -20,16 +21,7 @@ def line(due_to: str = "", *, job: int = 12, time_s: float = NOW_S) -> bytes:
     return f"slurmstepd-n1: error: *** JOB {job} ON n1 CANCELLED AT {when}{due_to} ***\n".encode()
 
 
-@pytest.mark.parametrize(
-    ("due_to", "told"),
-    [
-        ("", "the job was cancelled"),
-        (" DUE TO JOB REQUEUE", "the job was requeued"),
-        (" DUE TO PREEMPTION", "the job had to make way for another one"),
-        (" DUE TO TIME LIMIT", TIME_LIMIT),
-        (" DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS", ""),
-    ],
-)
+@cases("system/slurm/last_word.toml")
 def test_slurms_line_in_the_output_tells(due_to: str, told: str) -> None:
     assert in_output(b"step 1\n" + line(due_to) + b"Terminated\n", "12", now_s=NOW_S) == told
 

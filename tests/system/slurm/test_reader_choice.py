@@ -12,23 +12,13 @@ from slurm_health.records.errors import SlurmError, SlurmTimeoutError
 from slurm_health.system.slurm import command
 from slurm_health.system.slurm.parsing import JobId
 from slurm_health.system.slurm.reads import Reads, mismatch
+from tests.cases import cases
 from tests.system.slurm.test_reads import DATA
 
 # --- which reader is used ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("pyslurm", "slurm", "said"),
-    [
-        ("22.5.3", "slurm 22.05.8", ""),
-        ("22.5.1", "slurm-wlm 22.05.8", ""),
-        ("24.11.0", "slurm 24.11.5", ""),
-        ("24.11.0", "slurm 22.05.8", "does not go with Slurm 22.05: install pyslurm 22.5.x"),
-        ("25.11.2", "slurm 25.11.1", "has not been tested with pyslurm for Slurm 25.11"),
-        ("22.5.1", "nonsense", "the release of Slurm is unknown"),
-        ("of unknown version", "slurm 22.05.8", "does not go with"),
-    ],
-)
+@cases("system/slurm/reader_choice.toml")
 def test_pyslurm_is_used_where_it_fits_and_was_tested(pyslurm: str, slurm: str, said: str) -> None:
     assert said in mismatch(pyslurm, slurm)
     assert bool(said) == bool(mismatch(pyslurm, slurm))
