@@ -92,16 +92,25 @@ def test_what_is_usual_or_was_there_before_the_burn_is_not_told(
     assert words(burn(**series)) == []
 
 
-def test_a_reason_that_blinks_once_is_kept() -> None:
-    assert burn(clock_mhz=steady(1980), reasons=[0, 0x8, 0]).reason_samples == {0x8: 1}
-
-
-def test_clocks_between_two_loads_do_not_count() -> None:
+def test_clocks_between_two_loads_do_not_count_a_blink_is_kept_and_a_counter_begins_again() -> None:
     paused = burn(clock_mhz=[1980, 345, 345, 345, 1980], reasons=[0, 1, 1, 1, 0])
 
-    assert paused.clock_mhz == 1980
-    assert paused.first_clock_mhz == paused.last_clock_mhz == 1980
+    assert paused.clock_mhz == paused.first_clock_mhz == paused.last_clock_mhz == 1980
     assert paused.reasons == 0
+    assert burn(clock_mhz=steady(1980), reasons=[0, 0x8, 0]).reason_samples == {0x8: 1}
+    assert burn(uncorrected=[9, 0, 1]).uncorrected == 1
+
+
+def test_gpus_are_summarised_apart_and_one_that_is_lost_keeps_its_name() -> None:
+    lost = DeviceSample(at_s=2, index=3, lost="GPU is lost")
+    samples = [
+        DeviceSample(at_s=1, index=index, uuid=UUID, clock_mhz=1000 + index) for index in (3, 0)
+    ]
+
+    well, gone = summarise([*samples, lost])
+
+    assert (well.index, well.clock_mhz) == (0, 1000)
+    assert words(gone) == ["GPU 3 (GPU-6f3c): lost during the burn: GPU is lost"]
 
 
 @cases("records/gpu_load.toml")
@@ -111,10 +120,6 @@ def test_counters_that_grow_during_the_burn_are_told(
     assert said in " ".join(words(burn(**series)))
 
 
-def test_a_counter_that_begins_again_has_grown_by_what_it_shows() -> None:
-    assert burn(uncorrected=[9, 0, 1]).uncorrected == 1
-
-
 def test_a_gpu_that_tells_nothing_is_not_accused() -> None:
     silent = burn(clock_mhz=[None, None])
 
@@ -122,26 +127,6 @@ def test_a_gpu_that_tells_nothing_is_not_accused() -> None:
     assert silent.clock_mhz is None
     assert silent.clock_slope_mhz_per_s is None
     assert silent.max_temperature_c is None
-
-
-def test_a_gpu_that_is_lost_keeps_its_name() -> None:
-    samples = [
-        DeviceSample(at_s=1, index=3, uuid=UUID, clock_mhz=1980),
-        DeviceSample(at_s=2, index=3, lost="GPU is lost"),
-    ]
-
-    (gone,) = summarise(samples)
-    assert words(gone) == ["GPU 3 (GPU-6f3c): lost during the burn: GPU is lost"]
-
-
-def test_gpus_are_summarised_apart() -> None:
-    samples = [
-        DeviceSample(at_s=at, index=index, uuid=f"GPU-{index}", clock_mhz=1000 + index)
-        for at in (1, 2, 3)
-        for index in (1, 0)
-    ]
-
-    assert [(each.index, each.clock_mhz) for each in summarise(samples)] == [(0, 1000), (1, 1001)]
 
 
 @cases("records/gpu_load.toml")

@@ -18,7 +18,6 @@ from slurm_health.records.nodeset import (
     fold_in_order,
     is_down,
     is_lost,
-    words_of,
 )
 from slurm_health.system.slurm.parsing import node_of
 from tests.cases import cases
@@ -75,34 +74,25 @@ def test_any_text_is_a_node_list_or_a_value_error(text: str) -> None:
     assert names
 
 
-@given(node_lists)
-def test_folding_loses_no_name_and_adds_none(names: list[str]) -> None:
-    folded = fold(names)
-
-    assert bool(folded) == bool(names)
-    if names:
-        assert sorted(expand(folded)) == sorted(names)
-
-
 @given(node_lists, st.randoms())
-def test_folding_depends_on_the_set_of_names_alone(names: list[str], random: Random) -> None:
+def test_folding_loses_no_name_adds_none_and_depends_on_their_set_alone(
+    names: list[str], random: Random
+) -> None:
+    folded = fold(names)
     shuffled = [*names, *names]
     random.shuffle(shuffled)
 
-    assert fold(shuffled) == fold(names)
+    assert fold(shuffled) == folded
+    assert sorted(expand(folded or "none")) == sorted(names or ["none"])
 
 
 @given(node_lists | numbered_lists)
-def test_names_that_are_folded_in_their_order_come_back_in_it(names: list[str]) -> None:
-    assert expand(fold_in_order(names) or "none") == tuple(names or ["none"])
-
-
-@given(node_lists | numbered_lists)
-def test_brackets_stand_at_the_end_of_a_name_where_every_slurm_can_read_them(
+def test_brackets_end_a_name_for_every_slurm_and_names_folded_in_order_come_back_in_it(
     names: list[str],
 ) -> None:
-    assert re.search(r"\][^,]", fold(names)) is None
-    assert re.search(r"\][^,]", fold_in_order(names)) is None
+    in_order = fold_in_order(names)
+    assert expand(in_order or "none") == tuple(names or ["none"])
+    assert re.search(r"\][^,]", f"{fold(names)},{in_order}") is None
 
 
 @pytest.mark.parametrize(
@@ -152,11 +142,6 @@ def test_slurm_reads_a_list_as_we_do_and_in_the_same_order(tmp_path: Path) -> No
 @cases("records/nodeset.toml")
 def test_only_a_number_at_the_end_of_a_name_is_folded(names: list[str], folded: str) -> None:
     assert fold(names) == folded
-
-
-def test_the_words_of_a_state_are_told_without_its_marks() -> None:
-    assert words_of("DOWN*+DRAIN+CLOUD") == {"DOWN", "DRAIN", "CLOUD"}
-    assert words_of("") == frozenset()
 
 
 def test_nodes_that_slurm_really_lost_are_lost_and_only_one_of_them_is_down() -> None:

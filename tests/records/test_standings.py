@@ -36,26 +36,16 @@ FLEET = [
 ]
 
 
-def test_a_file_holds_only_nodes_that_something_speaks_against() -> None:
+def test_a_file_holds_what_speaks_against_nodes_of_a_cluster_which_weighs_and_convicts_none() -> (
+    None
+):
     found = read(published({"lab": FLEET}, now_s=NOW_S), now_s=NOW_S)
 
     known = known_of(found, "lab", [f"n{number}" for number in range(1, 9)])
+    prior = prior_of(known)
 
-    assert list(known) == ["n1", "n2", "n3"]
     assert (known["n1"].jobs, known["n1"].spoiled) == (20, 5)
-
-
-def test_what_another_clusters_node_of_that_name_did_does_not_count() -> None:
-    found = read(published({"lab": FLEET}, now_s=NOW_S), now_s=NOW_S)
-
     assert known_of(found, "other", ["n1"]) == {}
-
-
-def test_a_lemon_weighs_by_its_score_and_a_suspect_less_and_neither_convicts() -> None:
-    found = read(published({"lab": FLEET}, now_s=NOW_S), now_s=NOW_S)
-
-    prior = prior_of(known_of(found, "lab", ["n1", "n2", "n3"]))
-
     assert prior == {"n1": 0.3, "n2": 0.125, "n3": 0.1}
     Localizer(["n1", "n2", "n3", "n4"], prior=prior)
 

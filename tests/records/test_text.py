@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,23 +26,11 @@ def test_any_text_becomes_one_line_that_does_nothing_to_a_terminal(text: str) ->
     assert one_line(one_line(text)) == one_line(text)
 
 
-def test_one_of_a_thing_is_no_plural() -> None:
-    assert [counted(count, "node") for count in (0, 1, 2)] == ["0 nodes", "1 node", "2 nodes"]
-
-
-def test_the_words_of_a_text_are_kept() -> None:
-    assert one_line("srun: error\n\tnode\x1bn1\u202e  is “gone”") == "srun: error node n1 is “gone”"
-
-
 @given(ANY)
 def test_what_slurm_gets_is_ascii_without_double_quotes(text: str) -> None:
     assert plain(text).isascii()
     assert plain(text).isprintable()
     assert '"' not in plain(text)
-
-
-def test_what_ascii_lacks_is_marked() -> None:
-    assert plain('é "x"') == "? 'x'"
 
 
 @given(ANY, st.integers(4, 120))
@@ -68,23 +57,28 @@ def test_of_a_line_that_does_not_end_only_so_much_is_kept() -> None:
     assert buffer.feed(b"g\n") == [b"defg"]
 
 
-def test_nodes_that_took_equally_long_share_a_figure() -> None:
-    took = elapsed_text({"n1": 1.62, "n2": 1.58, "n3": 20.1, "n4": 1.6})
-
-    assert took == "elapsed n3 20.1 s, n[1-2,4] 1.6 s"
+NINE = {f"n{number}": 1.0 + number for number in range(1, 10)}
 
 
-def test_of_many_different_times_the_slowest_are_told_and_what_was_usual() -> None:
-    took = elapsed_text({f"n{number}": 1.0 + number for number in range(1, 10)})
-
-    assert took == "elapsed n9 10.0 s, n8 9.0 s, n7 8.0 s, median of 9 nodes 6.0 s"
-
-
-def test_where_no_node_reported_no_time_is_told() -> None:
-    assert elapsed_text({}) == ""
-
-
-def test_nodes_are_a_short_list_and_what_no_list_can_hold_is_shown_as_it_is() -> None:
-    assert listed(["n3", "n1", "n2"]) == "n[1-3]"
-    assert listed(["n[1", "n2"]) == "n[1, n2"
-    assert listed(["a b1", "c1"]) == "a b1, c1"
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (one_line("srun: error\n\tnode\x1bn1\u202e  is “gone”"), "srun: error node n1 is “gone”"),
+        (plain('é "x"'), "? 'x'"),
+        *(
+            (counted(count, "node"), text)
+            for count, text in enumerate(["0 nodes", "1 node", "2 nodes"])
+        ),
+        (elapsed_text({}), ""),
+        (
+            elapsed_text({"n1": 1.62, "n2": 1.58, "n3": 20.1, "n4": 1.6}),
+            "elapsed n3 20.1 s, n[1-2,4] 1.6 s",
+        ),
+        (elapsed_text(NINE), "elapsed n9 10.0 s, n8 9.0 s, n7 8.0 s, median of 9 nodes 6.0 s"),
+        (listed(["n3", "n1", "n2"]), "n[1-3]"),
+        (listed(["n[1", "n2"]), "n[1, n2"),
+        (listed(["a b1", "c1"]), "a b1, c1"),
+    ],
+)
+def test_things_are_said_shortly(made: str, text: str) -> None:
+    assert made == text

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -12,12 +16,12 @@ from slurm_health.node.checks.check import CheckContext, NotApplicable
 from slurm_health.node.checks.external import ProgramRun
 from slurm_health.node.checks.filesystem import Filesystem, MountState, StorageClients
 from slurm_health.node.rules.finding import Status
+from slurm_health.records.errors import Unmeasured
 from tests.cases import cases
 from tests.node.checks.conftest import find_out
 from tests.support.sites import tree
 
 NODE, USER, OPEN = Status.NODE_FAULT, Status.USER_FAULT, Status.INCONCLUSIVE
-FIELDS = "rw,relatime 0 0"
 
 
 def seen(**changes: object) -> MountState:
@@ -66,11 +70,6 @@ def test_full_is_the_nodes_fault_where_the_site_says_so(full: dict[str, int]) ->
 def test_a_filesystem_without_inodes_is_not_out_of_them() -> None:
     check = Filesystem(path="/home", min_free_inodes_percent=10)
     assert check.judge(seen(total_inodes=0)).status is Status.PASS
-
-
-def test_a_mount_point_with_a_space_is_found(well: CheckContext) -> None:
-    tree(well.root, {"/proc/self/mounts": f"x /my\\040disk ext4 {FIELDS}\n", "/my disk/x": ""})
-    assert find_out(Filesystem(path="/my disk"), well).status is Status.PASS
 
 
 def test_nothing_is_left_behind_by_a_trial_write(well: CheckContext) -> None:
@@ -146,3 +145,45 @@ def test_a_node_without_such_a_client_has_nothing_to_check(tmp_path: Path) -> No
     machine = tree(tmp_path, {"/proc/self/mounts": "srv:/home /home nfs4 rw 0 0\n"})
     with pytest.raises(NotApplicable):
         StorageClients().measure(machine)
+
+
+# --- an automounter -------------------------------------------------------------------------------
+
+
+def play(directory: Path, what: str) -> list[str]:
+    """Return status and text of a check of an automounted directory."""
+    if os.getuid() != 0 or "autofs" not in Path("/proc/filesystems").read_text():
+        pytest.skip("needs root and a kernel with autofs")
+    argv = [sys.executable, "-m", "tests.node.checks.automounter", str(directory), what]
+    root = Path(__file__).parents[3]
+    ran = subprocess.run(argv, cwd=root, capture_output=True, text=True, timeout=100, check=False)
+    if "PermissionError" in ran.stderr:
+        pytest.skip(f"cannot mount here: {ran.stderr.splitlines()[-1]}")
+    assert ran.returncode == 0, ran.stderr
+    found: list[str] = json.loads(ran.stdout)
+    return found
+
+
+def test_a_filesystem_that_is_mounted_when_it_is_touched_passes(tmp_path: Path) -> None:
+    assert play(tmp_path, "mounts") == ["pass", f"{tmp_path} is fine"]
+
+
+def test_an_automounter_that_mounts_nothing_is_no_fault_of_the_node(tmp_path: Path) -> None:
+    status, text = play(tmp_path, "fails")
+    assert status == "inconclusive"
+    assert str(tmp_path) in text
+
+
+@cases("node/checks/filesystem.toml")
+@pytest.mark.parametrize("exists", [True, False])
+def test_the_automounters_own_line_says_nothing_of_the_node(
+    well: CheckContext, table: str, path: str, exists: bool
+) -> None:
+    """The trigger itself, and a name below it that is not mounted now."""
+    tree(well.root, {"/proc/self/mounts": f"/dev/sda1 / ext4 rw 0 0\n{table}\n"})
+    well.path("/scratch/.keep").unlink()
+    well.path("/scratch").rmdir()
+    if exists:
+        well.path(path).mkdir(parents=True)
+    with pytest.raises(Unmeasured, match=path):
+        Filesystem(path=path, fstype="nfs4").measure(well)

@@ -12,7 +12,7 @@ import pytest
 
 from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.checks.cpu_speed import CpuSample, CpuSpeed, sample_cpus
-from slurm_health.node.checks.tasks import Daemon, Leftovers
+from slurm_health.node.checks.tasks import Leftovers
 from slurm_health.node.checks.watches import Watches
 from slurm_health.node.rules.finding import UNWATCHED, Finding, Status
 from slurm_health.records.errors import Unmeasured
@@ -54,22 +54,6 @@ def test_leftovers_are_the_jobs_own_and_nobody_elses(well: CheckContext) -> None
     assert "sleep(50)" in found.text
     assert "sleep(51)" not in found.text
     assert "sleep(52)" not in found.text
-
-
-@pytest.mark.parametrize(("uid", "status"), [(0, Status.PASS), (1000, NODE), (4242, NODE)])
-def test_a_users_program_does_not_stand_in_for_a_daemon(
-    uid: int, status: Status, well: CheckContext
-) -> None:
-    """Whoever runs jobs can give a program any name; one with the set-user-id bit stays theirs."""
-    tree(well.root, process(900, "chronyd", uid=uid))
-    assert find_out(Daemon(name="chronyd"), well).status is status
-
-
-def test_a_daemon_may_be_asked_of_one_user(well: CheckContext) -> None:
-    assert find_out(Daemon(name="munged", user="root"), well).status is Status.PASS
-    found = find_out(Daemon(name="munged", user="nobody"), well)
-    assert found.status is NODE
-    assert found.text == "no process munged of nobody"
 
 
 def test_of_an_environment_that_its_owner_has_blown_up_only_the_beginning_is_read(
