@@ -28,7 +28,7 @@ from slurm_health.report.acts import acts_of
 from slurm_health.report.build import run_of
 from slurm_health.report.read import load, read_run
 from slurm_health.report.sentences import figure_key, record_text
-from slurm_health.report.story import Act, Node, Progress, Run, State, Story
+from slurm_health.report.story import Node, Run, State, Story
 from tests.cases import cases
 from tests.support.journals import (
     Clock,
@@ -247,73 +247,24 @@ def test_a_bad_path_stands_until_both_its_ends_are_judged_again(
 # --- acts ----------------------------------------------------------------------------------------
 
 
-def intended(action: str, *nodes: str) -> ActionIntended:
-    return ActionIntended(action=Action(action), nodes=list(nodes))
-
-
-def done(action: str, *nodes: str, succeeded: bool = True, detail: str = "") -> ActionDone:
-    return ActionDone(action=Action(action), succeeded=succeeded, nodes=list(nodes), detail=detail)
-
-
-def in_short(acts: list[Act]) -> list[tuple[str, str, str]]:
-    return [(act.action, ",".join(act.nodes), act.progress.value) for act in acts]
-
-
-N3, N5, BOTH = (intended("drain", *nodes) for nodes in (["n3"], ["n5"], ["n3", "n5"]))
-DONE_N3, FAILED_N3 = (done("drain", "n3", succeeded=well) for well in (True, False))
-FAILED_N5 = done("drain", "n5", succeeded=False, detail="no such node")
-REQUEUE, REQUEUED = intended("requeue"), done("requeue")
-
-ACTS: dict[str, tuple[list[Record], list[tuple[str, str, str]]]] = {
-    "done": ([N3, DONE_N3], [("drain", "n3", "done")]),
-    "no end": ([N3], [("drain", "n3", "intended")]),
-    "failed without naming the nodes": (
-        [N3, done("drain", succeeded=False)],
-        [("drain", "n3", "failed")],
-    ),
-    "took effect on some": ([BOTH, DONE_N3], [("drain", "n3", "done"), ("drain", "n5", "failed")]),
-    "failed for all but one": (
-        [BOTH, FAILED_N3],
-        [("drain", "n3", "done"), ("drain", "n5", "failed")],
-    ),
-    "failed, naming the nodes it was meant for": ([N3, FAILED_N3], [("drain", "n3", "failed")]),
-    "never tried": ([FAILED_N3], [("drain", "n3", "failed")]),
-    "took effect on none": ([N3, done("drain")], [("drain", "n3", "failed")]),
-    "one result per node": (
-        [BOTH, DONE_N3, FAILED_N5],
-        [("drain", "n3", "done"), ("drain", "n5", "failed")],
-    ),
-    "two intents": ([N3, N5, DONE_N3], [("drain", "n3", "done"), ("drain", "n5", "intended")]),
-    "a second try": (
-        [REQUEUE, done("requeue", succeeded=False), REQUEUE, REQUEUED],
-        [("requeue", "", "failed"), ("requeue", "", "done")],
-    ),
-    "intended again by a master that took over": (
-        [REQUEUE, REQUEUE, REQUEUED],
-        [("requeue", "", "done")],
-    ),
-    "a result alone": ([REQUEUED], [("requeue", "", "done")]),
-}
-
-
-@pytest.mark.parametrize(("records", "expected"), ACTS.values(), ids=ACTS)
+@cases("report/build.toml")
 def test_intents_and_results_become_acts(
-    records: list[Record], expected: list[tuple[str, str, str]]
+    written: list[tuple[str, str, list[str], str]], acts: list[tuple[str, str, str, str]]
 ) -> None:
-    entries = [
-        Entry(id=f"master:{index}", time_s=0.0, kind="", record=record)
-        for index, record in enumerate(records)
-    ]
-    assert in_short(acts_of(entries)) == expected
+    entries = []
+    for what, action, nodes, detail in written:
+        record: Record = ActionIntended(action=Action(action), nodes=nodes)
+        if what != "intends":
+            succeeded = what == "did"
+            record = ActionDone(
+                action=Action(action), succeeded=succeeded, nodes=nodes, detail=detail
+            )
+        entries.append(Entry(id="master:1", time_s=0.0, kind="", record=record))
 
+    made = acts_of(entries)
 
-def test_an_act_that_failed_keeps_its_cause() -> None:
-    records = [intended("drain", "n3", "n5"), done("drain", "n3", detail="n5: drained by admin")]
-    entries = [Entry(id="m", time_s=0.0, kind="", record=record) for record in records]
-
-    failed = [act for act in acts_of(entries) if act.progress is Progress.FAILED]
-
-    assert [(act.nodes, act.detail) for act in failed] == [(("n5",), "n5: drained by admin")]
+    shown = [(act.action, ",".join(act.nodes), act.progress.value, act.detail) for act in made]
+    assert shown == acts
 
 
 def test_the_timeline_names_storage_that_is_no_nodes_fault() -> None:

@@ -3,39 +3,68 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
-from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from slurm_health.records.errors import JournalError, RunNotFound, UsageError
+from slurm_health.records.errors import (
+    JournalError,
+    SlurmHealthError,
+    UsageError,
+)
 from slurm_health.report import find
 from slurm_health.report.find import runs_of_job, tasks_asked_for, tasks_of, user_name
 from slurm_health.report.read import load
-from slurm_health.system import journal
 from tests.cases import cases
 from tests.support.journals import RunJournal, write_healthy_run
 from tests.support.stranger import as_stranger, given_to
 
 
-def test_the_runs_of_a_job_are_listed_oldest_first(tmp_path: Path) -> None:
-    for label in ("10", "0-2", "2", "0", "0-10", "1"):
-        RunJournal(tmp_path, job=12, label=label)
+@cases("report/find.toml")
+def test_the_runs_of_a_job_are_found_or_it_is_said_why_not(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    runs: list[str],
+    others: list[str],
+    last_s: dict[str, int],
+    anothers: list[str],
+    open_to_all: list[str],
+    links: dict[str, str],
+    job: str,
+    cluster: str | None,
+    found: list[str],
+    error: str,
+    logged: list[str],
+) -> None:
+    if anothers and os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    for run in runs:
+        of_cluster, of_job, label = run.split("/")
+        RunJournal(tmp_path, cluster=of_cluster, job=of_job, label=label)
+    for path in others:
+        (tmp_path / path).mkdir(parents=True)
+    for path, time_s in last_s.items():
+        os.utime(tmp_path / path, (time_s, time_s))
+    for path in anothers:
+        given_to(65534, tmp_path / path)
+    for path in open_to_all:
+        (tmp_path / path).chmod(0o777)
+    for path, target in links.items():
+        (tmp_path / path).symlink_to(target)
 
-    found = runs_of_job(tmp_path, "12", None)
+    expected = pytest.raises(SlurmHealthError, match=error) if error else nullcontext()
+    with caplog.at_level(logging.WARNING), expected:
+        names = [str(path.relative_to(tmp_path)) for path in runs_of_job(tmp_path, job, cluster)]
+        assert names == found
 
-    assert [path.name for path in found] == ["0", "0-2", "0-10", "1", "2", "10"]
+    assert caplog.messages == logged
 
 
-def test_what_is_no_run_is_not_listed(tmp_path: Path) -> None:
-    RunJournal(tmp_path, job=12, label="0")
-    (tmp_path / "lab" / "12" / "notes").mkdir()
-    (tmp_path / "lab" / "12" / "1.lock").touch()
-    (tmp_path / "lab" / "12" / "2").touch()
-    (tmp_path / "README").touch()
-
-    assert [path.name for path in runs_of_job(tmp_path, "12", None)] == ["0"]
+@pytest.mark.parametrize("job", ["", " ", "../12", "12.batch", "12_[1-3", "١٢", "9" * 300])
+def test_what_is_no_job_id_is_a_usage_error(tmp_path: Path, job: str) -> None:
+    with pytest.raises(UsageError, match="is not a job id"):
+        runs_of_job(tmp_path, job, None)
 
 
 def test_a_task_of_an_array_is_found_by_both_of_its_ids(tmp_path: Path) -> None:
@@ -45,161 +74,27 @@ def test_a_task_of_an_array_is_found_by_both_of_its_ids(tmp_path: Path) -> None:
     assert load(tmp_path, "13").job == "12_3"
 
 
-def test_an_unknown_job_names_the_newest_ones(tmp_path: Path) -> None:
-    for age, job in enumerate((21, 9, 17)):
-        directory = RunJournal(tmp_path, job=job).directory.parent
-        os.utime(directory, (1000 - age, 1000 - age))
-
-    with pytest.raises(RunNotFound, match=r"job 12 under .* \(newest there: 21, 9, 17\)"):
-        runs_of_job(tmp_path, "12", None)
-
-
-def test_an_unknown_array_names_its_tasks(tmp_path: Path) -> None:
-    RunJournal(tmp_path, job=14)
-    RunJournal(tmp_path, job=13)
-    (tmp_path / "lab" / "12_3").symlink_to("13")
-
-    with pytest.raises(RunNotFound, match=r"\(newest there: 12_3\)"):
-        runs_of_job(tmp_path, "12", None)
-
-
-@pytest.mark.parametrize("root", ["nowhere", "."])
-def test_a_root_that_is_not_there_or_has_a_job_without_a_run_has_no_job(
-    tmp_path: Path, root: str
-) -> None:
-    (tmp_path / "lab" / "12").mkdir(parents=True)
-
-    with pytest.raises(RunNotFound, match="was it submitted with slurm-health sbatch"):
-        runs_of_job(tmp_path / root, "12", None)
-
-
-WORDS = ("", " ", "abc", "../12", "12/0", "12.batch", "12_", "_3", "12_[a]", "12_[1-3", "-12", "١٢")
-
-
-@pytest.mark.parametrize("job", [*WORDS, "9" * 300])
-def test_what_is_no_job_id_is_a_usage_error(tmp_path: Path, job: str) -> None:
-    with pytest.raises(UsageError, match="is not a job id"):
-        runs_of_job(tmp_path, job, None)
-
-
-def test_of_two_clusters_the_wanted_one_is_preferred(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for cluster in ("east", "west"):
-        RunJournal(tmp_path, cluster=cluster, job=12)
-
-    with caplog.at_level(logging.WARNING):
-        found = runs_of_job(tmp_path, "12", "west")
-
-    assert found == [tmp_path / "west" / "12" / "0"]
-    assert caplog.messages == [
-        "showing job 12 of cluster west; there is one of that id on east too"
-    ]
-
-
-@pytest.mark.parametrize("forged", [False, True])
-def test_of_two_clusters_the_one_of_ones_own_that_it_ran_on_last_is_taken(
-    tmp_path: Path, forged: bool
-) -> None:
-    for cluster, changed_s in (("east", 2000), ("west", 1000)):
-        run = RunJournal(tmp_path, cluster=cluster, job=12)
-        os.utime(journal.path_of(run.directory, journal.MASTER), (changed_s, changed_s))
-    if forged:
-        another(tmp_path / "east")
-
-    own = "west" if forged else "east"
-    assert runs_of_job(tmp_path, "12", None) == [tmp_path / own / "12" / "0"]
-
-
-def test_a_job_that_only_other_clusters_have_is_not_that_of_the_named_one(tmp_path: Path) -> None:
-    for cluster in ("east", "west"):
-        RunJournal(tmp_path, cluster=cluster, job=12)
-
-    told = "its cluster there is east or west, not north: see --cluster=east"
-    with pytest.raises(RunNotFound, match=told) as caught:
-        runs_of_job(tmp_path, "12", "north")
-
-    assert caught.value.clusters == ("east", "west")
-
-
-def test_a_job_of_the_named_cluster_that_cannot_be_read_is_not_told_as_one_of_another(
-    tmp_path: Path,
-) -> None:
-    for cluster in ("east", "west"):
-        RunJournal(tmp_path, cluster=cluster, job=12)
-    (tmp_path / "east" / "12").chmod(0o777)
-
-    with pytest.raises(JournalError, match="cannot be read"):
-        runs_of_job(tmp_path, "12", "east")
-
-
-def test_where_several_clusters_have_anothers_job_one_must_be_named(tmp_path: Path) -> None:
-    for cluster in ("east", "west"):
-        RunJournal(tmp_path, cluster=cluster, job=12)
-        another(tmp_path / cluster)
-    with pytest.raises(UsageError, match="--cluster=east, west"):
-        runs_of_job(tmp_path, "12", None)
-    assert runs_of_job(tmp_path, "12", "west") == [tmp_path / "west" / "12" / "0"]
-
-
-def test_a_directory_that_is_no_clusters_name_is_not_looked_into(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    RunJournal(tmp_path, cluster="lab", job=12)
-    RunJournal(tmp_path, cluster="x\x1b[2Jy", job=12)
-    assert runs_of_job(tmp_path, "12", None) == [tmp_path / "lab" / "12" / "0"]
-    assert caplog.messages == []
-
-
-def another(directory: Path) -> None:
-    """Give a directory and what is below it to another user."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can give files away")
-    given_to(65534, directory)
-
-
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    """Make a directory that every user can reach: those of pytest are closed to others."""
-    with tempfile.TemporaryDirectory() as directory:
-        Path(directory).chmod(0o755)
-        yield Path(directory)
-
-
 @pytest.mark.root
-def test_a_job_of_somebody_else_says_whom_to_ask(shared: Path) -> None:
-    job = write_healthy_run(shared).directory.parent
+def test_a_job_of_somebody_else_says_whom_to_ask(public_path: Path) -> None:
+    job = write_healthy_run(public_path).directory.parent
     given_to(1, job)
-    (shared / "lab").chmod(0o1777)
+    (public_path / "lab").chmod(0o1777)
 
-    done = as_stranger("report", "12", "--journal", str(shared))
+    done = as_stranger("report", "12", "--journal", str(public_path))
 
     asked = f"job 12 belongs to user {user_name(1)}, and only {user_name(1)} may read its journal"
     assert asked in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.root
-def test_a_journal_root_that_is_closed_to_the_user_is_named(shared: Path) -> None:
-    (shared / "closed").mkdir(mode=0o700)
+def test_a_journal_root_that_is_closed_to_the_user_is_named(public_path: Path) -> None:
+    (public_path / "closed").mkdir(mode=0o700)
 
-    done = as_stranger("report", "12", "--journal", str(shared / "closed"))
+    done = as_stranger("report", "12", "--journal", str(public_path / "closed"))
 
-    assert f"journal {shared / 'closed'}: cannot be read: Permission denied" in done.stderr
+    assert f"journal {public_path / 'closed'}: cannot be read: Permission denied" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.returncode == 4
-
-
-def test_what_another_laid_ready_is_an_error_and_hides_nothing(tmp_path: Path) -> None:
-    for cluster in ("east", "west"):
-        RunJournal(tmp_path, cluster=cluster, job=12)
-    (tmp_path / "east" / "12").chmod(0o777)
-
-    assert runs_of_job(tmp_path, "12") == [tmp_path / "west" / "12" / "0"]
-
-    (tmp_path / "west" / "12").rename(tmp_path / "west" / "13")
-    (tmp_path / "west" / "12").symlink_to("../east")
-    with pytest.raises(JournalError, match="cannot be read"):
-        runs_of_job(tmp_path, "12")
 
 
 @pytest.mark.root
@@ -277,9 +172,17 @@ def array(tmp_path: Path) -> Path:
 
 @cases("report/find.toml")
 def test_an_array_stands_for_its_tasks_with_a_journal(
-    array: Path, named: str, tasks: list[str]
+    array: Path, named: str, tasks: list[str], error: str
 ) -> None:
-    assert tasks_of(array, named) == tasks
+    with pytest.raises(SlurmHealthError, match=error) if error else nullcontext():
+        assert tasks_of(array, named) == tasks
+
+
+def test_journals_that_cannot_be_listed_are_an_error_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "lab").symlink_to("lab")  # a loop: not even root can read it
+    assert tasks_of(tmp_path, "12") == []
+    with pytest.raises(JournalError, match="cannot be read"):
+        tasks_of(tmp_path, "12_[1-4]")
 
 
 @cases("report/find.toml")
@@ -297,18 +200,6 @@ def test_links_of_others_make_no_array_of_ones_job(tmp_path: Path) -> None:
     os.chown(link, 1, 1, follow_symlinks=False)
 
     assert tasks_of(tmp_path, "12") == []
-
-
-def test_tasks_without_a_journal_are_not_found(array: Path) -> None:
-    with pytest.raises(RunNotFound, match=r"job 12_\[3-9\] under .* \(newest there: 12_"):
-        tasks_of(array, "12_[3-9]")
-
-
-def test_journals_that_cannot_be_listed_are_an_error_of_ours(tmp_path: Path) -> None:
-    (tmp_path / "lab").symlink_to("lab")  # a loop: not even root can read it
-    assert tasks_of(tmp_path, "12") == []
-    with pytest.raises(JournalError, match="cannot be read"):
-        tasks_of(tmp_path, "12_[1-4]")
 
 
 def test_a_machine_says_where_the_journal_of_a_job_is(tmp_path: Path) -> None:
