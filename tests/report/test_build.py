@@ -166,12 +166,7 @@ def test_a_master_that_says_nothing_is_gone(tmp_path: Path, silent_s: float, sta
 
     assert report_of(run, now_s=run.clock.now_s + silent_s).state is state
 
-
-def test_a_master_that_acts_is_given_time(tmp_path: Path) -> None:
-    run = RunJournal(tmp_path)
-    run.start()
-    run.judge()
-
+    run.judge()  # acting takes longer
     assert report_of(run, now_s=run.clock.now_s + 600).state is State.RUNNING
     stopped = report_of(run, now_s=run.clock.now_s + 3000)
     assert stopped.note == "the master stopped while acting on the verdict"
@@ -199,14 +194,6 @@ def test_a_check_that_another_followed_is_over(tmp_path: Path) -> None:
     write_healthy_run(tmp_path, label="1", clock=clock)
 
     assert load(tmp_path, "12").runs[0].state is State.STOPPED
-
-
-def test_a_clock_that_went_back_gives_no_duration(tmp_path: Path) -> None:
-    run = RunJournal(tmp_path)
-    run.start()
-    run.judge(after_s=-60.0)
-
-    assert report_of(run).duration_s is None
 
 
 # --- the checks of a job together ----------------------------------------------------------------

@@ -68,24 +68,20 @@ def test_the_jobs_that_were_checked_last_come_first(root: Path) -> None:
 
 
 @pytest.mark.root
-def test_links_of_others_make_no_array_of_ones_jobs(root: Path) -> None:
+def test_links_of_others_make_no_array_of_ones_jobs_and_what_they_lay_beside_is_their_own(
+    root: Path,
+) -> None:
     checked(root, 12, 13)
+    beside = root / "lab" / f"12.{'0' * 16}"
+    beside.mkdir(mode=0o700)
+    os.chown(beside, 1, 1)
     for number, job in enumerate(("12", "13")):
         link = root / "lab" / f"99_{number}"
         link.symlink_to(job)
         os.chown(link, 1, 1, follow_symlinks=False)
 
-    assert [job.job for job in listed(root)] == ["13", "12"]
-
-
-@pytest.mark.root
-def test_what_another_lays_beside_a_job_is_a_job_of_its_own(root: Path) -> None:
-    checked(root, 12)
-    beside = root / "lab" / f"12.{'0' * 16}"
-    beside.mkdir(mode=0o700)
-    os.chown(beside, 1, 1)
-
-    assert "train.sh finished after 41 s" in [job.found for job in listed(root)]
+    found = [job.found for job in listed(root) if job.job in ("12", "13")]
+    assert found.count("train.sh finished after 41 s") == 2
 
 
 @pytest.mark.root
@@ -127,24 +123,20 @@ def test_a_job_that_waits_is_listed_before_it_has_a_journal(root: Path, slurm: F
     slurm.run_job(15, ["n1"], state="COMPLETED")
     slurm.run_job(16, ["n1"], state="CONFIGURING")
     slurm.run_job(17, ["n1"], state="STOPPED")
+    for component in ("18+0", "18+1"):
+        slurm.run_job(component, ["n1"], state="PENDING")
 
     jobs = listed(root, slurm.environ())
 
     assert [(job.job, job.name or job.script, job.state) for job in jobs] == [
+        ("18+0", "train", "pending"),
+        ("18+1", "train", "pending"),
         ("17", "train", "stopped"),
         ("16", "train", "configuring"),
         ("14_[3-9]", "a|b", f"pending ({held})"),
         ("13", "a name", "pending (Priority)"),
         ("12", "train.sh", "finished"),
     ]
-
-
-def test_components_of_a_heterogeneous_job_are_listed(root: Path, slurm: FakeSlurm) -> None:
-    checked(root, 12)
-    for job in ("14", "13+0", "13+1"):
-        slurm.run_job(job, ["n1"], state="PENDING")
-
-    assert [job.job for job in listed(root, slurm.environ())] == ["14", "13+0", "13+1", "12"]
 
 
 def test_an_id_that_slurm_has_given_again_is_another_job(root: Path, slurm: FakeSlurm) -> None:
@@ -155,18 +147,8 @@ def test_an_id_that_slurm_has_given_again_is_another_job(root: Path, slurm: Fake
 
     assert (new.job, new.state, new.found) == ("12", "pending", "not checked yet")
     assert (old.job, old.state) == ("12", "finished")
-
-
-def test_a_requeued_job_that_waits_is_the_one_that_was_checked(
-    root: Path, slurm: FakeSlurm
-) -> None:
-    checked(root, 12)
-    later = int(STARTED_S) + 3600
-    slurm.run_job(12, ["n1"], state="PENDING", submitted_s=later, Restarts=1)
-
-    (job,) = listed(root, slurm.environ())
-
-    assert job.state == "pending"
+    slurm.change_job(12, Restarts=1)  # it is the one that was checked
+    assert [job.state for job in listed(root, slurm.environ())] == ["pending"]
 
 
 def test_why_a_script_failed_comes_first_and_a_name_chooses_jobs(
@@ -203,27 +185,21 @@ def test_an_array_is_one_line(root: Path, slurm: FakeSlurm) -> None:
     assert array.state == "3 running, 1 pending"
 
 
-def test_a_journal_that_cannot_be_read_is_listed_with_why(root: Path) -> None:
+def test_a_journal_that_cannot_be_read_or_has_no_check_is_listed_with_why(root: Path) -> None:
     checked(root, 9)
     run = RunJournal(root, job=12)
     path = journal.path_of(run.directory, journal.MASTER)
     path.unlink()
     path.mkdir()
+    (root / "lab" / "14").mkdir(mode=0o700)
+    RunJournal(root, job=15)
 
     found = {job.job: job.found for job in listed(root)}
 
     assert found["12"].startswith("its journal cannot be read: ")
     assert found["9"].startswith("train.sh finished")
-
-
-def test_a_job_without_a_check_yet_is_listed_as_such(root: Path) -> None:
-    (root / "lab" / "12").mkdir(parents=True, mode=0o700)
-    RunJournal(root, job=13)
-
-    found = {job.job: job.found for job in listed(root)}
-
-    assert found["12"] == "its journal has no check"
-    assert "index" not in found["13"]
+    assert found["14"] == "its journal has no check"
+    assert "index" not in found["15"]
 
 
 def test_the_jobs_of_one_cluster_can_be_asked_for(root: Path) -> None:
@@ -233,14 +209,6 @@ def test_the_jobs_of_one_cluster_can_be_asked_for(root: Path) -> None:
     assert [job.cluster for job in listed(root)] == ["west", "east"]
     assert [job.cluster for job in listed(root, cluster="east")] == ["east"]
     assert "12 west" in list_text(listed(root), Page())
-
-
-@pytest.mark.root
-def test_root_sees_everybodys_jobs(root: Path) -> None:
-    checked(root, 12)
-    given_to(1, root / "lab" / "12")
-
-    assert [job.job for job in listed(root)] == ["12"]
 
 
 def test_what_slurm_was_asked_does_not_stand_before_why_it_did_not_answer(

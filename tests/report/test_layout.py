@@ -49,12 +49,6 @@ def test_a_table_shows_every_word_and_no_trailing_blank(
     assert {part for word in words for part in word.replace(",", ", ").split()} <= shown
 
 
-def test_a_column_of_characters_twice_as_wide_loses_none_of_them() -> None:
-    text = Page(width=40).table([("NODES", "VERDICT", "REASON"), ("n1", "slow", "電源が遅い " * 5)])
-
-    assert " ".join(text).count("電源が遅い") == 5
-
-
 @pytest.mark.parametrize("width", [None, 60, 80])
 def test_colours_change_no_character(tmp_path: Path, width: int | None) -> None:
     write_requeued_job(tmp_path)
