@@ -204,12 +204,15 @@ def test_a_tripped_breaker_is_loud_until_it_is_reset(rack: list[Node]) -> None:
 
 def test_a_damaged_ledger_is_told_and_a_reset_mends_it(node: Node) -> None:
     (node.shared / "ledger.1").write_text("{")
+    node.break_it()
+    assert not node.prolog()
     text = call(node, "nodes").output
     assert "NO NODE IS DRAINED" in text
     assert "is damaged" in text
     assert "slurm-health nodes reset" in text
     call(node, "nodes", "reset")
     assert "NO NODE" not in call(node, "nodes").output
+    assert node.prolog()
 
 
 def test_a_marked_node_is_listed_with_who_accuses_it_and_when(node: Node) -> None:

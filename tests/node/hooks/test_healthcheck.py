@@ -95,22 +95,20 @@ def test_passes_of_a_node_that_is_well_return_no_other_with_which_it_shares_its_
     assert other.state == "IDLE+DRAIN"
 
 
-def test_another_fault_keeps_it_although_its_own_check_passes(drained: Node) -> None:
-    (drained.machine / "proc/meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 1 kB\n")
-    pass_after_pass(drained, 5)
+@cases("node/hooks/healthcheck.toml")
+def test_a_drained_node_that_is_well_stays_out(
+    drained: Node, more: str, retest: tuple[str, ...], meminfo: str | None, record: str | None
+) -> None:
+    drained.more = more
+    if retest:
+        kept = msgspec.structs.replace(drained.record, retest=retest)
+        state.save(drained.site.state, drained=kept)
+    if meminfo is not None:
+        (drained.machine / "proc/meminfo").write_text(meminfo)
+    if record is not None:
+        (drained.site.state / STATE_FILE).write_text(record)
+    pass_after_pass(drained, 9)
     assert drained.state == "IDLE+DRAIN"
-
-
-def test_a_check_that_cannot_be_measured_is_no_pass(drained: Node) -> None:
-    node = drained
-    node.more = "[checks.memory2]\ncheck='memory'\n"
-    kept = node.record
-    state.save(
-        node.site.state, drained=msgspec.structs.replace(kept, retest=("scratch", "memory2"))
-    )
-    (node.machine / "proc/meminfo").unlink()
-    pass_after_pass(node, 5)
-    assert node.state == "IDLE+DRAIN"
 
 
 @cases("node/hooks/healthcheck.toml")
@@ -199,12 +197,6 @@ def _nodes(node: Node) -> dict[str, SlurmNode]:
     return Client.for_hook(node.environ(), limit_s=5).nodes()
 
 
-def test_a_site_may_keep_releases_to_itself(drained: Node) -> None:
-    drained.more = "[recovery]\npasses = 0\n"
-    pass_after_pass(drained, 9)
-    assert drained.state == "IDLE+DRAIN"
-
-
 def test_a_clock_that_is_set_back_neither_holds_nor_frees(drained: Node) -> None:
     drained.now_s -= 500_000
     pass_after_pass(drained, 3)
@@ -221,13 +213,6 @@ def test_a_record_that_cannot_be_kept_is_told_and_drains_all_the_same(
     assert node.healthcheck()
     assert node.state == "IDLE+DRAIN"
     assert "will not be released by itself" in node.said
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"node":"n3"}', "\0" * 100])
-def test_a_garbled_record_is_as_good_as_none(drained: Node, text: str) -> None:
-    (drained.site.state / STATE_FILE).write_text(text)
-    pass_after_pass(drained, 5)
-    assert drained.state == "IDLE+DRAIN"
 
 
 def test_a_node_that_lost_its_record_says_who_has_to_release_it(drained: Node) -> None:

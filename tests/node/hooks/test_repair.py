@@ -36,14 +36,6 @@ def begun(step: RepairStep = RepairStep.RESET, node: str = "n3") -> RepairAttemp
     return RepairAttempt(node=node, step=step, time_s=1.0, drain="d", until_s=1801.0)
 
 
-def test_nothing_is_done_unless_the_site_wants_it(node: Node, slurm: HookedSlurm) -> None:
-    faulty(node)
-    again(node)
-
-    assert steps(node) == []
-    assert rebooted(slurm) == []
-
-
 def test_a_dry_run_says_once_what_would_be_done_and_does_nothing(
     node: Node, slurm: HookedSlurm
 ) -> None:
@@ -161,26 +153,28 @@ def test_a_node_that_an_administrator_took_while_it_was_checked_is_not_rebooted(
     assert [kind for kind, _ in events(node)] == [EventKind.DRAINED]
 
 
-def test_a_node_that_slurm_cannot_show_right_before_is_not_rebooted(
-    node: Node, slurm: HookedSlurm
+@pytest.mark.parametrize("why", ["not wanted", "not shown", "not measured", "", "{", "[3]"])
+def test_nothing_is_done_unless_wanted_shown_measured_and_with_a_sound_ledger(
+    node: Node, slurm: HookedSlurm, shared: Path, why: str
 ) -> None:
+    said = "ledger.99 is damaged"
     repaired(node, "'reboot'")
+    if why == "not wanted":
+        node.more, said = "", "already out of the pool"
     faulty(node)
-    slurm.trouble(fails_at_look(2))
+    if why == "not shown":  # right before
+        slurm.trouble(fails_at_look(2))
+        said = "repair: reboot failed: it could not be begun"
+    elif why == "not measured":
+        node.more, said = f"{node.more}[checks.scratch2]\ncheck='memory'\n", "could not be measured"
+        node.flag.unlink()
+        (node.machine / "proc/meminfo").unlink()
+    elif why != "not wanted":
+        (shared / "ledger.99").write_text(why)
 
-    assert "repair: reboot failed: it could not be begun" in again(node)
+    assert said in again(node)
     assert rebooted(slurm) == []
-
-
-def test_a_check_that_could_not_measure_repairs_nothing(node: Node, slurm: HookedSlurm) -> None:
-    repaired(node, "'reboot'")
-    faulty(node)
-    node.more += "[checks.scratch2]\ncheck='memory'\n"
-    node.flag.unlink()
-    (node.machine / "proc/meminfo").unlink()
-    again(node)
-
-    assert rebooted(slurm) == []
+    assert why != "not wanted" or steps(node) == []
 
 
 def test_while_the_breaker_has_tripped_nothing_is_done(rack: list[Node]) -> None:
@@ -191,18 +185,6 @@ def test_while_the_breaker_has_tripped_nothing_is_done(rack: list[Node]) -> None
 
     assert "not repaired: the breaker of gpu has tripped" in again(rack[0])
     assert rebooted(rack[0].slurm) == []
-
-
-@pytest.mark.parametrize("text", ["", "{", "[3]"])
-def test_with_a_damaged_ledger_nothing_is_done(
-    node: Node, slurm: HookedSlurm, shared: Path, text: str
-) -> None:
-    repaired(node, "'reboot'")
-    faulty(node)
-    (shared / "ledger.99").write_text(text)
-
-    assert "ledger.99 is damaged" in again(node)
-    assert rebooted(slurm) == []
 
 
 # --- the site's test, in place -------------------------------------------------------------------

@@ -120,6 +120,7 @@ def test_ports_that_jobs_use_are_drafted_in_a_table_for_every_rate(
 
 def test_a_mount_is_drafted_to_be_written_only_where_jobs_write(tmp_path: Path) -> None:
     points = {"/": "ext4", "/boot": "ext4", "/opt/local": "xfs", "/local": "xfs", "/home": "nfs4"}
+    points |= dict.fromkeys(("/.snapshots", "/a-b", "/a/b", "/data@1", "/scratch/v1.2"), "btrfs")
     lines = "".join(f"x {point} {kind} rw 0 0\n" for point, kind in points.items())
     lines += "x /ro xfs ro,noatime 0 0\n"
     text, _ = draft(tree(tmp_path / "machine", {**WELL, "/proc/self/mounts": lines}), node="n1")
@@ -129,16 +130,6 @@ def test_a_mount_is_drafted_to_be_written_only_where_jobs_write(tmp_path: Path) 
     found = [each.check for each in loaded.planned]
     drafted = {each.path: each.writable for each in found if isinstance(each, Filesystem)}
     assert drafted == {**dict.fromkeys(points, False), "/": True, "/local": True, "/ro": False}
-
-
-def test_each_mount_is_drafted_whatever_its_path_is(tmp_path: Path) -> None:
-    points = ["/.snapshots", "/a-b", "/a/b", "/data@1", "/scratch/v1.2"]
-    lines = "".join(f"x {point} btrfs rw 0 0\n" for point in points)
-    text, _ = draft(tree(tmp_path / "machine", {**WELL, "/proc/self/mounts": lines}), node="n1")
-    loaded = site.load(write_site(tmp_path / "etc", text))
-
-    found = [each.check for each in loaded.planned]
-    assert [each.path for each in found if isinstance(each, Filesystem)] == points
 
 
 @pytest.mark.parametrize(
@@ -188,17 +179,19 @@ def test_a_health_check_replaces_what_the_last_one_found(node: Node) -> None:
 
 
 @pytest.mark.root
-def test_a_node_on_which_a_check_could_not_measure_is_unknown(node: Node) -> None:
-    node.more = "[checks.gone]\ncheck='command'\nargv=['/nowhere']\n"
+@pytest.mark.parametrize(
+    ("check", "status"),
+    [
+        ("check='command'\nargv=['/nowhere']\n", "unknown"),  # it could not measure
+        ("check='cpus'\nmin_online=100000\nshadow=true\n", "healthy"),
+    ],
+)
+def test_a_check_that_could_not_measure_leaves_a_node_unknown_and_one_in_shadow_healthy(
+    node: Node, check: str, status: str
+) -> None:
+    node.more = f"[checks.more]\n{check}"
     node.healthcheck()
-    assert (health(node)["status"], health(node)["faults"]) == ("unknown", [])
-
-
-@pytest.mark.root
-def test_a_fault_in_shadow_mode_is_none(node: Node) -> None:
-    node.more = "[checks.bad]\ncheck='cpus'\nmin_online=100000\nshadow=true\n"
-    node.healthcheck()
-    assert health(node)["status"] == "healthy"
+    assert (health(node)["status"], health(node)["faults"]) == (status, [])
 
 
 @pytest.mark.root

@@ -122,6 +122,8 @@ def test_a_node_that_was_returned_is_listed_for_a_day_unless_someone_else_return
     node.more = LIFT if by_us else ""
     drained_by_slurm(node)
     pass_after_pass(node, 2)
+    advised = "may return now: scontrol update NodeName=n3 State=RESUME" in node.said
+    assert advised is not by_us
     node.slurm.set({"n3": ("IDLE", "")})
     pass_after_pass(node, 1)
 
@@ -130,12 +132,6 @@ def test_a_node_that_was_returned_is_listed_for_a_day_unless_someone_else_return
     assert text.count("returned: n3") == shown
     assert text.count("returned by slurm-health") == shown
     assert listing.listing(node.site, {}, node.now_s + 86_400).returned == {}
-
-
-def test_explain_says_when_lift_would_act(node: Node) -> None:
-    drained_by_slurm(node)
-    pass_after_pass(node, 2)
-    assert "may return now: scontrol update NodeName=n3 State=RESUME" in node.said
 
 
 def test_a_node_whose_checks_fail_stays_out(node: Node) -> None:
@@ -268,14 +264,11 @@ def test_the_epilog_records_what_the_job_leaves(node: Node) -> None:
     assert record.job == JOB
 
 
-def test_a_process_that_has_ended_is_gone_although_its_number_is_used_again() -> None:
+def test_a_process_that_has_ended_and_a_mount_that_is_gone_hold_nothing_up(node: Node) -> None:
     start_ticks = proc.stat(Path("/proc/self")).start_ticks
     here = HeldProcess(pid=os.getpid(), start_ticks=start_ticks, name="x")
     assert held.alive([here]) == [here]
     assert held.alive([msgspec.structs.replace(here, start_ticks=start_ticks + 1)]) == []
-
-
-def test_a_mount_that_is_gone_holds_nothing_up(node: Node) -> None:
     gone = Resource(name="/nowhere", kind="nfs4", source="nfs1")
     assert held.silent(node.site.state, [gone]) == {}
 
