@@ -135,11 +135,12 @@ def test_the_journal_of_an_older_job_with_the_same_id_says_nothing(
     path = story.write(journal())
     os.utime(path, (10**9 - older_s,) * 2)
     story.node.break_it()
-    told = {"SLURM_JOB_START_TIME": str(10**9)}
     if slurm_is_asked:
         story.node.slurm.started(10**9)
-        story.node.now_s, told = 10**9 + 60.0, {}
-    assert story.ended(**told) is counts
+        story.node.now_s = 10**9 + 60.0
+        assert story.ended() is counts
+    else:
+        assert story.ended(SLURM_JOB_START_TIME=str(10**9)) is counts
 
 
 @pytest.mark.parametrize(
