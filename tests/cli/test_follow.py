@@ -3,120 +3,67 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import re
-import signal
-import subprocess
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from slurm_health.records.script_records import ScriptEnded, ScriptStarted
 from slurm_health.system import journal
-from tests.support.command_line import COMMAND, slurm_health
+from tests.cli.terminal import Terminal, terminal
+from tests.support.command_line import slurm_health
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import Clock, RunJournal, write_healthy_run
 from tests.support.supervised import eventually
-
-DEADLINE_S = 60.0
-ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[()][A-Z0-9]|\x1b[=>78]")
-
-
-class Terminal:
-    """A process on a pseudoterminal, and all that it has drawn."""
-
-    def __init__(self, process: subprocess.Popen[bytes], side: int) -> None:
-        self.process, self._side, self.drawn = process, side, ""
-
-    def interrupt(self) -> None:
-        self.process.send_signal(signal.SIGINT)
-
-    def read_until(self, text: str) -> str:
-        """Read on until the text is drawn, or, where there is no text, until the process ends."""
-        until_s = time.monotonic() + DEADLINE_S
-        while not (text and text in ESCAPES.sub("", self.drawn)):
-            assert time.monotonic() < until_s, self.drawn
-            try:
-                read = os.read(self._side, 4096)
-            except OSError:  # the other side is closed
-                read = b""
-            if not read:
-                assert not text, self.drawn
-                break
-            self.drawn += read.decode(errors="replace")
-        return ESCAPES.sub("", self.drawn)
-
-    def read_to_the_end(self, code: int) -> str:
-        """Read until the process has ended, with this code."""
-        drawn = self.read_until("")
-        assert self.process.wait(DEADLINE_S) == code
-        return drawn
 
 
 def begun(root: Path, ago_s: float = 0.0) -> RunJournal:
     return RunJournal(root, nodes=["n1", "n2"], clock=Clock(time.time() - ago_s))
 
 
-@contextmanager
 def following(
     root: Path,
     job: str = "12",
     kind: str = "xterm",
     slurm: Mapping[str, str] | None = None,
-    cluster: str = "",
-) -> Iterator[Terminal]:
-    ours, theirs = pty.openpty()
-    environ = {**os.environ, **(slurm or {}), "TERM": kind, "COLUMNS": "100", "LINES": "30"}
-    named = ["--cluster", cluster] if cluster else []
-    argv = [*COMMAND, "report", "--follow", "--journal", str(root), *named, job]
-    process = subprocess.Popen(
-        argv, stdin=theirs, stdout=theirs, stderr=theirs, env=environ, start_new_session=True
-    )
-    os.close(theirs)
-    try:
-        yield Terminal(process, ours)
-    finally:
-        with suppress(ProcessLookupError):
-            process.kill()
-        process.wait(DEADLINE_S)
-        os.close(ours)
+) -> AbstractContextManager[Terminal]:
+    environ = {**(slurm or {}), "TERM": kind, "COLUMNS": "100", "LINES": "30"}
+    return terminal("report", "--follow", "--journal", str(root), job, environ=environ)
 
 
 def test_a_check_is_followed_and_its_report_is_left_on_the_terminal(tmp_path: Path) -> None:
     run = begun(tmp_path)
-    with following(tmp_path) as terminal:
+    with following(tmp_path) as shown:
         run.start()
-        terminal.read_until("2 of 2 nodes ready")
+        shown.read_until("2 of 2 nodes ready")
         run.begin_round(0, [["n1", "n2"]])
         run.measure(0, ["n1", "n2"])
-        terminal.read_until("pairs done")
+        shown.read_until("pairs done")
         run.end_round(0)
         run.judge()
         run.finish("proceed")
         run.run_script()
-        drawn = terminal.read_to_the_end(0)
+        drawn = shown.read_to_the_end(0)
     left = drawn.rpartition("Ctrl-C ends this")[2]
     assert "train.sh finished after 41 s" in left
     assert "n[1-2]" in left
 
 
 def test_where_slurm_cannot_be_asked_it_waits_for_a_journal_and_says_so(tmp_path: Path) -> None:
-    with following(tmp_path, slurm={"PATH": "/nonexistent"}) as terminal:
-        terminal.read_until("no journal of it yet, and Slurm cannot be asked")
+    with following(tmp_path, slurm={"PATH": "/nonexistent"}) as shown:
+        shown.read_until("no journal of it yet, and Slurm cannot be asked")
         run = begun(tmp_path)
         run.start()
-        terminal.read_until("nodes ready")
-        terminal.interrupt()
+        shown.read_until("nodes ready")
+        shown.interrupt()
 
 
 def test_a_job_that_slurm_does_not_know_is_not_waited_for(tmp_path: Path) -> None:
     slurm = FakeSlurm(tmp_path / "slurm").environ()
-    with following(tmp_path / "journal", slurm=slurm) as terminal:
-        drawn = terminal.read_to_the_end(4)
+    with following(tmp_path / "journal", slurm=slurm) as shown:
+        drawn = shown.read_to_the_end(4)
     assert "no journal of job 12" in drawn
     assert "Slurm does not know job 12" in drawn
 
@@ -124,20 +71,19 @@ def test_a_job_that_slurm_does_not_know_is_not_waited_for(tmp_path: Path) -> Non
 def test_of_an_array_it_asks_for_a_task(tmp_path: Path) -> None:
     run = RunJournal(tmp_path, job=14, nodes=["n1", "n2"])
     run.start(array="12_3")
-    with following(tmp_path) as terminal:
-        drawn = terminal.read_to_the_end(2)
+    with following(tmp_path) as shown:
+        drawn = shown.read_to_the_end(2)
     assert "12 is an array; follow one of its tasks: 12_3" in drawn
 
 
 def test_ctrl_c_ends_it_quietly_before_the_job(tmp_path: Path) -> None:
     run = begun(tmp_path)
     run.start()
-    with following(tmp_path) as terminal:
-        terminal.read_until("nodes ready")
-        terminal.interrupt()
-        drawn = terminal.read_to_the_end(130)
-    assert "Traceback" not in drawn
-    assert terminal.drawn.rstrip().endswith("\x1b[?25h\x1b[?1049l")
+    with following(tmp_path) as shown:
+        shown.read_until("nodes ready")
+        shown.interrupt()
+        drawn = shown.read_to_the_end(130)
+    assert shown.drawn.rstrip().endswith("\x1b[?25h\x1b[?1049l")
 
 
 def test_without_a_terminal_it_names_the_report(tmp_path: Path) -> None:
@@ -153,16 +99,16 @@ def test_a_job_that_was_requeued_is_followed_to_its_next_attempt(tmp_path: Path)
     slurm.run_job(12, [], state="PENDING", Reason="BeginTime")
     clock = Clock(time.time() - 60)
     write_healthy_run(tmp_path / "journal", nodes=["n1", "n2"], clock=clock)
-    with following(tmp_path / "journal", slurm=slurm.environ()) as terminal:
-        terminal.read_until("the job is pending again (BeginTime): train.sh finished")
+    with following(tmp_path / "journal", slurm=slurm.environ()) as shown:
+        shown.read_until("the job is pending again (BeginTime): train.sh finished")
         slurm.change_job(12, state="RUNNING", nodes=["n1", "n2"])  # nothing of it is written yet
         asked = len(slurm.calls("scontrol"))
         eventually(lambda: len(slurm.calls("scontrol")) > asked + 6, "Slurm is asked twice")
-        assert terminal.process.poll() is None
+        assert shown.process.poll() is None
         clock = Clock(time.time())
         RunJournal(tmp_path / "journal", label="1", nodes=["n1", "n2"], clock=clock).start()
-        terminal.read_until("nodes ready")
-        terminal.interrupt()
+        shown.read_until("nodes ready")
+        shown.interrupt()
 
 
 @pytest.mark.timeout(180)
@@ -172,21 +118,21 @@ def test_a_script_that_failed_is_followed_to_its_next_start(tmp_path: Path) -> N
     run = begun(tmp_path / "journal", ago_s=60)
     run.pass_check()
     run.run_script(exit_code=1, duration_s=5)
-    with following(tmp_path / "journal", slurm=slurm.environ()) as terminal:
-        terminal.read_until("the job itself still runs")
-        terminal.read_until("the cause is being looked for")
+    with following(tmp_path / "journal", slurm=slurm.environ()) as shown:
+        shown.read_until("the job itself still runs")
+        shown.read_until("the cause is being looked for")
         again = ScriptStarted(script="train.sh", pid=2, restart=1)
         run.write(journal.SUPERVISOR, again, after_s=5)
-        terminal.read_until("running for")
+        shown.read_until("running for")
         slurm.change_job(12, state="FAILED")
         run.write(journal.SUPERVISOR, ScriptEnded(exit_code=3, signal=0, duration_s=9), after_s=9)
-        drawn = terminal.read_to_the_end(0)
+        drawn = shown.read_to_the_end(0)
     assert "train.sh exited with code 3 after 9.0 s" in drawn.rpartition("Ctrl-C ends this")[2]
 
 
 @pytest.mark.parametrize("kind", ["", "dumb"])
 def test_a_terminal_that_cannot_be_drawn_on_is_refused(tmp_path: Path, kind: str) -> None:
     begun(tmp_path).start()
-    with following(tmp_path, kind=kind) as terminal:
-        drawn = terminal.read_to_the_end(2)
+    with following(tmp_path, kind=kind) as shown:
+        drawn = shown.read_to_the_end(2)
     assert "slurm-health report 12 prints what is known now" in " ".join(drawn.split())

@@ -55,6 +55,11 @@ def test_a_lemon_is_named_with_what_speaks_against_it(tmp_path: Path) -> None:
     assert row.split()[:5] == ["n3", "lemon", "28.2", "12", "6"]
     assert "slow 6" in row
     assert "clear: n[1-2,4-5]" in done.stdout
+    lemons = json.loads(called(tmp_path, "lemons", LONG_AGO, "--json").stdout)
+    worst = lemons["clusters"][0]["nodes"][0]
+    assert (worst["node"], worst["level"], worst["signals"]) == ("n3", "lemon", {"slow": 6})
+    outside = called(tmp_path, "lemons")
+    assert (outside.code, "n3" in outside.stdout) == (0, False)
 
 
 def test_its_history_says_why_and_shows_the_latest_checks_first(tmp_path: Path) -> None:
@@ -71,6 +76,10 @@ def test_its_history_says_why_and_shows_the_latest_checks_first(tmp_path: Path) 
         ["109", "slow", "(compute)"],
     ]
     assert len(rows) == 12
+    read = json.loads(called(tmp_path, "history", "n[3-4]", LONG_AGO, "--json").stdout)
+    assert (read["version"], [each["node"] for each in read["nodes"]]) == (3, ["n3", "n4"])
+    assert read["nodes"][0]["checks"][1]["reason"] == "1.4 times as slow"
+    assert "since 2023-11-14   unknown\n" in called(tmp_path, "history", "n3").stdout
 
 
 def test_a_cluster_without_a_check_in_the_window_is_left_out_beside_one_with_some(
@@ -85,29 +94,6 @@ def test_a_cluster_without_a_check_in_the_window_is_left_out_beside_one_with_som
     assert lemons.startswith("new: 2 nodes checked"), lemons
     assert "lab: 0 nodes" not in lemons
     assert "no fault seen, but too few jobs to tell: n[1-2]" in lemons
-
-
-def test_outside_the_window_nothing_counts(tmp_path: Path) -> None:
-    write_lemon(tmp_path / "journal")
-
-    done = called(tmp_path, "lemons")
-
-    assert done.code == 0
-    assert "n3" not in done.stdout
-    assert "since 2023-11-14   unknown\n" in called(tmp_path, "history", "n3").stdout
-
-
-def test_json_has_everything_with_a_version(tmp_path: Path) -> None:
-    write_lemon(tmp_path / "journal")
-
-    lemons = json.loads(called(tmp_path, "lemons", LONG_AGO, "--json").stdout)
-    history = json.loads(called(tmp_path, "history", "n[3-4]", LONG_AGO, "--json").stdout)
-
-    assert (lemons["version"], history["version"]) == (3, 3)
-    worst = lemons["clusters"][0]["nodes"][0]
-    assert (worst["node"], worst["level"], worst["signals"]) == ("n3", "lemon", {"slow": 6})
-    assert [each["node"] for each in history["nodes"]] == ["n3", "n4"]
-    assert history["nodes"][0]["checks"][1]["reason"] == "1.4 times as slow"
 
 
 def test_standings_are_published_where_the_site_says(tmp_path: Path) -> None:
@@ -159,12 +145,3 @@ def test_where_there_is_no_journal_that_is_said(tmp_path: Path) -> None:
         0,
         "no check is in the journals that you may read; --journal=DIR names others\n",
     )
-
-
-def test_two_clusters_with_the_same_names_are_kept_apart(tmp_path: Path) -> None:
-    for cluster in ("east", "west"):
-        write_healthy_run(tmp_path / "journal", cluster=cluster, nodes=("n1", "n2"))
-
-    both = json.loads(called(tmp_path, "history", "n1", "--json").stdout)["nodes"]
-
-    assert [each["cluster"] for each in both] == ["east", "west"]

@@ -1,22 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import io
 import logging
-import os
-import pty
 import re
-import struct
 import subprocess
-import termios
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from slurm_health.cli.output import ProgressLine
+from tests.cli.terminal import terminal
 from tests.support.command_line import COMMAND, one_line, slurm_health
 from tests.support.journals import write_requeued_job
 
@@ -77,21 +72,10 @@ def test_what_the_encoding_of_the_output_does_not_have_is_replaced(tmp_path: Pat
     assert len(done.stdout) > len(whole) / 2
 
 
-def on_a_terminal(words: list[str], environ: Mapping[str, str], columns: int = 60) -> str:
-    """Return what a command shows on a terminal of so many columns."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    with subprocess.Popen(
-        [*COMMAND, *words], env={**os.environ, **environ}, stdout=theirs, stderr=subprocess.PIPE
-    ) as process:
-        os.close(theirs)
-        shown = b""
-        with contextlib.suppress(OSError):  # how the end of the other side is told
-            while piece := os.read(ours, 65536):
-                shown += piece
-        assert process.wait(60) == 0
-    os.close(ours)
-    return shown.decode("utf-8").replace("\r\n", "\n")
+def shown_on_a_terminal(words: list[str], environ: Mapping[str, str]) -> str:
+    with terminal(*words, environ=environ, columns=60) as process:
+        process.read_to_the_end(0)
+    return process.drawn.replace("\r\n", "\n")
 
 
 TERMINAL = {"TERM": "xterm", "NO_COLOR": "", "LC_ALL": "C.UTF-8", "COLUMNS": ""}
@@ -99,7 +83,7 @@ TERMINAL = {"TERM": "xterm", "NO_COLOR": "", "LC_ALL": "C.UTF-8", "COLUMNS": ""}
 
 def test_a_terminal_gets_colours_and_its_width_is_kept_to(tmp_path: Path) -> None:
     write_requeued_job(tmp_path)
-    shown = on_a_terminal(["report", "12", f"--journal={tmp_path}"], TERMINAL)
+    shown = shown_on_a_terminal(["report", "12", f"--journal={tmp_path}"], TERMINAL)
 
     assert "\x1b[1;31mfaulty\x1b[0m" in shown
     plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
@@ -113,7 +97,7 @@ def test_there_is_no_colour_where_nobody_wants_it(
     write_requeued_job(tmp_path)
     words = ["report", "12", f"--journal={tmp_path}"]
 
-    assert "\x1b" not in on_a_terminal(words, {**TERMINAL, **environ})
+    assert "\x1b" not in shown_on_a_terminal(words, {**TERMINAL, **environ})
     assert "\x1b" not in slurm_health(*words, environ=TERMINAL).stdout
 
 
@@ -121,4 +105,4 @@ def test_a_terminal_without_utf_8_gets_ascii(tmp_path: Path) -> None:
     write_requeued_job(tmp_path)
     environ = {**TERMINAL, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
-    assert on_a_terminal(["report", "12", f"--journal={tmp_path}"], environ).isascii()
+    assert shown_on_a_terminal(["report", "12", f"--journal={tmp_path}"], environ).isascii()

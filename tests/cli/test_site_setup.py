@@ -59,15 +59,6 @@ def test_a_drafted_node_passes_its_own_draft(tmp_path: Path) -> None:
     assert node_faults(run_checks(read.planned, CheckContext())) == []
 
 
-def test_an_empty_machine_gives_a_draft_too(tmp_path: Path) -> None:
-    from slurm_health.node.checks.check import CheckContext
-
-    text, left_out = draft(CheckContext(root=tmp_path), node="n1", shared="")
-    assert site.load(write_site(tmp_path / "etc", text)).named("memory") is None
-    assert any(each.startswith("Memory: left out") for each in left_out)
-    assert all(f"# {each}\n" in text for each in left_out)
-
-
 def test_a_busy_node_is_told_that_its_speed_was_left_out(tmp_path: Path) -> None:
     """It is in the file and on standard error, because the file is usually sent elsewhere."""
     processors = sorted(os.sched_getaffinity(0))

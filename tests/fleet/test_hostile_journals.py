@@ -90,27 +90,29 @@ def accuse(fleet: Fleet, uid: int, node: str = "n3", jobs: int = 12) -> None:
         fleet.ran(uid, ("n1", "n2", node), bad=node, time_s=NOW_S - number * DAY_S)
 
 
-@pytest.mark.parametrize(("level", "days_ago"), [(Level.HEALTHY, 300), (Level.INCONCLUSIVE, 0)])
+@pytest.mark.parametrize(
+    ("others", "accusers", "found"),
+    [
+        ([(Level.HEALTHY, 300)], {BOB: 12}, Reliability.SUSPECT),
+        ([(Level.INCONCLUSIVE, 0)], {BOB: 12}, Reliability.SUSPECT),
+        ([], {BOB: 12}, Reliability.LEMON),  # a cluster of one account keeps its lemons
+        (
+            [(Level.HEALTHY, number / 4) for number in range(20)],
+            {BOB: 6, ALICE: 6},
+            Reliability.LEMON,
+        ),
+    ],
+)
 def test_one_users_word_makes_no_lemon_where_another_has_ever_been(
-    level: Level, days_ago: float
+    others: list[tuple[Level, float]], accusers: dict[int, int], found: Reliability
 ) -> None:
     fleet = Fleet()
-    fleet.ran(ALICE, ("n1", "n2", "n3"), time_s=NOW_S - days_ago * DAY_S, level=level)
-    fleet.ran(ALICE, ("n1", "n2"))
-    accuse(fleet, BOB)
-    assert fleet.level("n3") is Reliability.SUSPECT
-
-
-def test_a_cluster_of_one_account_keeps_its_lemons() -> None:
-    fleet = Fleet()
-    accuse(fleet, BOB)
-    assert fleet.level("n3") is Reliability.LEMON
-
-
-def test_two_users_who_meet_the_same_fault_find_a_lemon(fleet: Fleet) -> None:
-    accuse(fleet, BOB, jobs=6)
-    accuse(fleet, ALICE, jobs=6)
-    assert fleet.level("n3") is Reliability.LEMON
+    for level, days_ago in others:
+        fleet.ran(ALICE, ("n1", "n2", "n3"), time_s=NOW_S - days_ago * DAY_S, level=level)
+        fleet.ran(ALICE, ("n1", "n2"))
+    for uid, jobs in accusers.items():
+        accuse(fleet, uid, jobs=jobs)
+    assert fleet.level("n3") is found
 
 
 def test_a_thousand_healthy_jobs_of_one_user_do_not_hide_what_others_met(fleet: Fleet) -> None:
@@ -122,13 +124,12 @@ def test_a_thousand_healthy_jobs_of_one_user_do_not_hide_what_others_met(fleet: 
     assert bad.jobs == 32 + MOST_JOBS_OF_USER
     assert bad.level is Reliability.LEMON
 
-
-def test_of_too_many_jobs_of_one_user_the_latest_count(fleet: Fleet) -> None:
-    accuse(fleet, BOB, jobs=4)
+    latest = Fleet()  # of too many jobs of one user these count
+    accuse(latest, BOB, jobs=4)
     for number in range(MOST_JOBS_OF_USER):
-        fleet.ran(BOB, ("n3",), time_s=NOW_S - number)
-    (node,) = [each for each in fleet.standings().nodes if each.node == "n3"]
-    assert (node.jobs, node.spoiled) == (20 + MOST_JOBS_OF_USER, 1)
+        latest.ran(BOB, ("n3",), time_s=NOW_S - number)
+    (node,) = [each for each in latest.standings().nodes if each.node == "n3"]
+    assert (node.jobs, node.spoiled) == (MOST_JOBS_OF_USER, 1)
 
 
 def test_nodes_that_slurm_does_not_know_are_left_out(fleet: Fleet) -> None:

@@ -11,9 +11,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,10 +29,11 @@ from slurm_health.fleet.reading import (
     read_job,
 )
 from slurm_health.records.errors import IndexUnusable
-from slurm_health.records.script_records import Attribution, Diagnosed, ScriptStarted
 from slurm_health.records.standings import Reliability
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
+from tests.cases import cases
+from tests.report.stories import of_records
 from tests.support.command_line import finish, slurm_health, start
 from tests.support.journals import Clock, RunJournal, write_healthy_run, write_requeued_job
 
@@ -74,6 +76,9 @@ def test_checks_of_all_jobs_are_there_with_their_figures(tmp_path: Path) -> None
     ]
     assert [str(signal) for signal in history.checks[0].signals] == ["faulty", "left out"]
     assert history.standing.level is Reliability.SUSPECT
+    (other,) = history_of(root, tmp_path / "index", "n1")
+    assert [check.job + check.label for check in other.checks] == ["120", "121", "130"]
+    assert other.standing.jobs == 2
     assert {series.metric for series in history.figures} == {"allgather GB/s", "matmul GFLOP/s"}
 
 
@@ -87,15 +92,6 @@ def test_the_history_of_many_nodes_is_that_of_each(tmp_path: Path) -> None:
     assert [history.node for history in many] == ["n1", "n3", "n7"]
     assert many == [history_of(root, index, node)[0] for node in ("n1", "n3", "n7")]
     assert many[2].standing.jobs == 0
-
-
-def test_two_attempts_of_a_job_are_two_checks_and_one_job(tmp_path: Path) -> None:
-    write_requeued_job(tmp_path / "journal", job=12)
-
-    (history,) = history_of(tmp_path / "journal", tmp_path / "index", "n1")
-
-    assert [check.label for check in history.checks] == ["0", "1"]
-    assert history.standing.jobs == 1
 
 
 def test_a_job_that_went_on_is_read_again_and_one_that_is_gone_is_forgotten(
@@ -115,45 +111,33 @@ def test_a_job_that_went_on_is_read_again_and_one_that_is_gone_is_forgotten(
     assert indexed(root, index) == {"n3", "n4"}
 
 
-def truncate(index: Path) -> None:
-    os.truncate(index, index.stat().st_size // 2)
-
-
-def garble(index: Path) -> None:
-    data = bytearray(index.read_bytes())
-    data[0:12288] = os.urandom(12288)
-    index.write_bytes(data)
-
-
-def outdate(index: Path) -> None:
-    with sqlite3.connect(index) as found:
-        found.execute("PRAGMA user_version = 0")
-
-
-def drop(index: Path) -> None:
-    with sqlite3.connect(index) as found:
-        found.execute("DROP TABLE slurm_health_checks")
-
-
-def forge_a_rollback(index: Path) -> None:
-    with sqlite3.connect(index) as found:
-        found.execute("UPDATE slurm_health_jobs SET final_s = 0")
-    (Path(f"{index}-journal")).write_bytes(os.urandom(2000))
-
-
-@pytest.mark.parametrize("harm", [truncate, garble, outdate, drop, forge_a_rollback])
+@pytest.mark.parametrize("harm", ["truncated", "garbled", "outdated", "without a table", "forged"])
 def test_an_index_that_is_harmed_is_made_anew(
-    tmp_path: Path, harm: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     root, index = tmp_path / "journal", tmp_path / "index"
     write_healthy_run(root, job=12, nodes=("n1", "n2"))
     indexed(root, index)
+    data = index.read_bytes()
+    statements = {
+        "outdated": "PRAGMA user_version = 0",
+        "without a table": "DROP TABLE slurm_health_checks",
+        "forged": "UPDATE slurm_health_jobs SET final_s = 0",
+    }
 
-    harm(index)
+    if harm == "truncated":
+        index.write_bytes(data[: len(data) // 2])
+    elif harm == "garbled":
+        index.write_bytes(os.urandom(12288) + data[12288:])
+    else:
+        with sqlite3.connect(index) as found:
+            found.execute(statements[harm])
+    if harm == "forged":  # a rollback
+        Path(f"{index}-journal").write_bytes(os.urandom(2000))
 
     assert indexed(root, index) == {"n1", "n2"}
-    assert harm is not outdate or "anew" not in caplog.text  # after an upgrade nothing is wrong
+    assert harm != "outdated" or "anew" not in caplog.text  # after an upgrade nothing is wrong
     assert checks_of(root, index, "n1") == [("12", "0")]
 
 
@@ -416,59 +400,13 @@ def written_at(root: Path, job: int, time_s: float) -> None:
         os.utime(path, (time_s, time_s))
 
 
-def checked_only(root: Path, *, label: str = "0", job: int = 12) -> RunJournal:
-    """Write a check that a script has called itself, as `slurm-health run` does."""
-    run = RunJournal(root, job=job, label=label, nodes=("n1", "n2"), clock=Clock(BEGAN_S))
-    run.pass_check()
-    return run
-
-
-def preempted(root: Path) -> RunJournal:
-    run = checked_only(root)
-    run.run_script(exit_code=143, signal=15)
-    return run
-
-
-def preempted_and_ended_well(root: Path) -> RunJournal:
-    run = checked_only(root)
-    run.run_script()
-    told = Diagnosed(
-        cause="requeued", description="", attribution=Attribution.OUTSIDE, sureness="certain"
-    )
-    run.write(journal.POST_MORTEM, told)
-    return run
-
-
-def started_again(root: Path) -> RunJournal:
-    run = checked_only(root)
-    run.run_script(exit_code=1)
-    run.write(journal.SUPERVISOR, ScriptStarted(script="train.sh", pid=201, restart=1))
-    return run
-
-
-def checked_beside_a_script_that_runs(root: Path) -> RunJournal:
-    run = checked_only(root)
-    run.write(journal.SUPERVISOR, ScriptStarted(script="train.sh", pid=201))
-    checked_only(root, label="0-2").run_script()
-    return run
-
-
-@pytest.mark.parametrize(
-    "begin",
-    [
-        checked_only,
-        preempted,
-        preempted_and_ended_well,
-        started_again,
-        checked_beside_a_script_that_runs,
-    ],
-)
+@cases("fleet/index.toml")
 def test_a_job_that_may_come_back_is_looked_at_again_days_later(
-    tmp_path: Path, begin: object
+    tmp_path: Path, written: list[dict[str, Any]]
 ) -> None:
     root, index = tmp_path / "journal", tmp_path / "index"
-    assert callable(begin)
-    begin(root)
+    nodes = ["n1", "n2"]
+    of_records(root, begins="checked", nodes=nodes, written=written, later_s=0.0)
     written_at(root, 12, BEGAN_S)
     for days in (0.1, 2):
         assert indexed(root, index, now_s=BEGAN_S + days * DAY_S) == {"n1", "n2"}

@@ -56,17 +56,13 @@ def test_a_check_that_slurm_ended_has_given_way_or_run_out_of_time(sweep: Sweep)
     run(sweep, 2, ended_by_slurm="AT 2026-11-23T02:00:00 DUE TO TIME LIMIT")
     found = sweep.ended(sweep.begun())
     assert found == [EndedJob(job=1), EndedJob(job=2, trouble="Slurm ended it: time limit")]
+    lost = "AT 2026-11-23T02:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"
+    run(sweep, 7, ended_by_slurm=lost)
+    assert sweep.ended([7]) == [EndedJob(job=7, trouble="Slurm ended it: node failure")]
     assert ended_text(found) == (
         "of 2 jobs that have ended, 0 checked their nodes, 1 gave way, 1 checked nothing: Slurm"
         " ended it: time limit (job 2)"
     )
-
-
-def test_a_job_that_lost_a_node_has_not_given_way(sweep: Sweep) -> None:
-    why = "AT 2026-11-23T02:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"
-    run(sweep, 7, ended_by_slurm=why)
-    found = sweep.ended(sweep.begun())
-    assert found == [EndedJob(job=7, trouble="Slurm ended it: node failure")]
 
 
 def test_a_job_that_waits_or_runs_is_left_alone(sweep: Sweep) -> None:

@@ -44,7 +44,10 @@ def of_nodes(ask: Ask, names: str) -> list[dict[str, str]]:
     lines = ask("scontrol", "show", "node", "-o", names).splitlines()
     read = [parse_record(line) for line in lines]
     found = [{name: node[name] for name in OF_NODE if name in node} for node in read]
-    return [{**node, "Reason": node.get("Reason", "").partition("@")[0]} for node in found]
+    for node in found:
+        node["Reason"] = node.get("Reason", "").partition("@")[0]
+        node["State"] = node["State"].replace("+NOT_RESPONDING", "")  # as a lab begins
+    return found
 
 
 def answers(ask: Ask, job: str, reserve: Callable[[], None]) -> Iterator[object]:
