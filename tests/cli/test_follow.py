@@ -82,7 +82,7 @@ def test_ctrl_c_ends_it_quietly_before_the_job(tmp_path: Path) -> None:
     with following(tmp_path) as shown:
         shown.read_until("nodes ready")
         shown.interrupt()
-        drawn = shown.read_to_the_end(130)
+        shown.read_to_the_end(130)
     assert shown.drawn.rstrip().endswith("\x1b[?25h\x1b[?1049l")
 
 
