@@ -46,55 +46,43 @@ def hung(outcome: WorkResult, limit_s: float) -> bool:
     return not outcome.abandoned or os.waitpid(outcome.abandoned, 0)[0] == outcome.abandoned
 
 
-@pytest.mark.parametrize("data", [b"seen", b""])
-def test_what_the_work_returns_is_the_answer(data: bytes) -> None:
-    outcome = run_one(lambda: data, 5)
-    assert isinstance(outcome, Answered)
-    assert outcome.data == data
+@pytest.mark.parametrize("how", ["raises", "crashes", "exits", "answers without end", "well", ""])
+def test_what_the_work_returns_is_the_answer_and_if_it_breaks_it_says_how(how: str) -> None:
+    def work() -> bytes:
+        if how == "raises":
+            raise OSError("no such device")
+        if how == "crashes":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if how == "exits":
+            sys.exit(3)
+        return b"x" * (ANSWER_BYTES * 3) if how == "answers without end" else how.encode()
 
-
-def _raise() -> bytes:
-    raise OSError("no such device")
-
-
-def _crash() -> bytes:
-    os.kill(os.getpid(), signal.SIGSEGV)
-    return b""
-
-
-@pytest.mark.parametrize(
-    ("work", "reason"),
-    [
-        (_raise, "no such device"),
-        (_crash, "without an answer"),
-        (lambda: sys.exit(3), ""),
-        (lambda: b"x" * (ANSWER_BYTES * 3), "bytes"),
-    ],
-    ids=["raises", "crashes", "exits", "answers without end"],
-)
-def test_work_that_breaks_says_how(work: Callable[[], bytes], reason: str) -> None:
     outcome = run_one(work, 5)
-    assert isinstance(outcome, Broke)
-    assert reason in outcome.reason
+    reasons = {"raises": "no such device", "crashes": "without an answer", "exits": ""}
+    if how in ("well", ""):
+        assert isinstance(outcome, Answered)
+        assert outcome.data == how.encode()
+    else:
+        assert isinstance(outcome, Broke)
+        assert reasons.get(how, "bytes") in outcome.reason
 
 
-def test_a_hung_child_is_killed_at_its_limit_and_the_others_are_not_held_up() -> None:
-    began = time.monotonic()
-    outcomes = run_all({"hung": (_sleep, 0.3), "well": (lambda: b"1", 5)})
+def _deaf() -> bytes:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
+        signal.signal(number, signal.SIG_IGN)
+    return _sleep()
+
+
+@pytest.mark.parametrize(("work", "limit_s"), [(_sleep, 0.3), (_deaf, 0.3), (_sleep, 0.0)])
+def test_hung_children_are_killed_at_their_limit_and_the_others_are_not_held_up(
+    work: Callable[[], bytes], limit_s: float
+) -> None:
+    before, began = descendants(os.getpid()), time.monotonic()
+    late = {f"hung{number}": (work, limit_s) for number in range(20)}
+    outcomes = run_all({**late, "well": (lambda: b"1", 30)})
     assert time.monotonic() - began < 60
-    assert hung(outcomes["hung"], 0.3)
+    assert all(hung(outcomes[name], limit_s) for name in late)
     assert isinstance(outcomes["well"], Answered)
-
-
-def test_a_child_that_has_hardly_begun_is_killed_too() -> None:
-    for _ in range(20):
-        assert hung(run_one(_sleep, 0.0), 0.0)
-
-
-def test_children_late_together_are_all_collected() -> None:
-    before = descendants(os.getpid())
-    outcomes = run_all(dict.fromkeys(range(20), (_sleep, 0.2)))
-    assert all(hung(outcome, 0.2) for outcome in outcomes.values())
     assert set(descendants(os.getpid())) <= set(before)
 
 
@@ -111,15 +99,6 @@ def test_a_hung_child_takes_its_own_children_with_it(tmp_path: Path) -> None:
         if note.exists():
             break
     eventually(lambda: not _lives(note.read_text()), "the end of the child's child")
-
-
-def test_a_child_that_ignores_signals_is_killed() -> None:
-    def work() -> bytes:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
-            signal.signal(number, signal.SIG_IGN)
-        return _sleep()
-
-    assert hung(run_one(work, 0.2), 0.2)
 
 
 def test_a_child_holds_neither_our_output_nor_our_files(tmp_path: Path) -> None:

@@ -9,62 +9,54 @@ import pytest
 
 from slurm_health.system.proc import CpuLimits, scheduled
 
-
-def limits(tmp_path: Path, *mounts: str) -> CpuLimits:
-    mountinfo = tmp_path / "mountinfo"
-    mountinfo.write_text("".join(f"{each}\n" for each in mounts))
-    return CpuLimits(mountinfo)
+V2 = "30 25 0:26 {} {} rw - cgroup2 cgroup2 rw"
 
 
-def process(tmp_path: Path, cgroup: str) -> Path:
-    directory = tmp_path / "17"
-    directory.mkdir()
-    (directory / "cgroup").write_text(cgroup)
-    return directory
+@pytest.mark.parametrize(
+    ("counts", "mounts", "cgroup", "throttled_s"),
+    [
+        pytest.param(
+            {"a/job": "nr_throttled 4\nthrottled_usec 2500000\n", "a/job/step_0": "usage_usec 9\n"},
+            V2.format("/", "{}"),
+            "0::/a/job/step_0\n",
+            2.5,
+            id="a cgroup above",
+        ),
+        pytest.param(
+            {"job": "nr_periods 3\nnr_throttled 2\nthrottled_time 1500000000\n"},
+            "31 25 0:27 / /nowhere rw - cgroup cgroup rw,memory\n"
+            "30 25 0:26 / {} rw - cgroup cgroup rw,cpu,cpuacct",
+            "5:memory:/\n4:cpu,cpuacct:/job\n0::/\n",
+            1.5,
+            id="version 1, in nanoseconds",
+        ),
+        pytest.param(
+            {"step": "throttled_usec 1000000\n"},
+            V2.format("/pod", "{}"),
+            "0::/pod/step\n",
+            1.0,
+            id="what is mounted in a container",
+        ),
+        *(
+            pytest.param({}, f"torn\n{V2.format('/pod', '{}')}", text, 0.0, id="nothing")
+            for text in ("", "0::/elsewhere\n", "nonsense\n")
+        ),
+    ],
+)
+def test_what_limits_of_processors_cost_is_read_from_cgroups(
+    tmp_path: Path, counts: dict[str, str], mounts: str, cgroup: str, throttled_s: float
+) -> None:
+    for name, text in counts.items():
+        (tmp_path / "sys" / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sys" / name / "cpu.stat").write_text(text)
+    (tmp_path / "mountinfo").write_text(mounts.format(tmp_path / "sys") + "\n")
+    (tmp_path / "17").mkdir()
+    (tmp_path / "17" / "cgroup").write_text(cgroup)
 
+    limits = CpuLimits(tmp_path / "mountinfo")
 
-def stat(directory: Path, text: str) -> None:
-    directory.mkdir(parents=True)
-    (directory / "cpu.stat").write_text(text)
-
-
-def test_the_limit_of_a_cgroup_above_counts_too(tmp_path: Path) -> None:
-    mount = tmp_path / "sys"
-    stat(mount / "slurmstepd.scope/job_7", "usage_usec 9\nnr_throttled 4\nthrottled_usec 2500000\n")
-    stat(mount / "slurmstepd.scope/job_7/step_0", "usage_usec 9\n")
-    found = limits(tmp_path, f"30 25 0:26 / {mount} rw - cgroup2 cgroup2 rw")
-    rank = process(tmp_path, "0::/slurmstepd.scope/job_7/step_0\n")
-
-    assert found.throttled_s(rank) == pytest.approx(2.5)
-
-
-def test_version_1_counts_in_nanoseconds(tmp_path: Path) -> None:
-    mount = tmp_path / "cpu"
-    stat(mount / "slurm/job_7", "nr_periods 3\nnr_throttled 2\nthrottled_time 1500000000\n")
-    found = limits(
-        tmp_path,
-        f"30 25 0:26 / {mount} rw - cgroup cgroup rw,cpu,cpuacct",
-        f"31 25 0:27 / {tmp_path}/memory rw - cgroup cgroup rw,memory",
-    )
-    rank = process(tmp_path, "5:memory:/\n4:cpu,cpuacct:/slurm/job_7\n0::/\n")
-
-    assert found.throttled_s(rank) == pytest.approx(1.5)
-
-
-def test_in_a_container_only_what_is_mounted_there_is_looked_at(tmp_path: Path) -> None:
-    mount = tmp_path / "sys"
-    stat(mount / "step", "throttled_usec 1000000\n")
-    found = limits(tmp_path, f"30 25 0:26 /pod {mount} rw - cgroup2 cgroup2 rw")
-
-    assert found.throttled_s(process(tmp_path, "0::/pod/step\n")) == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("cgroup", ["", "0::/elsewhere\n", "nonsense\n"])
-def test_what_is_not_told_is_no_limit(tmp_path: Path, cgroup: str) -> None:
-    found = limits(tmp_path, "torn", f"30 25 0:26 /pod {tmp_path} rw - cgroup2 cgroup2 rw")
-
-    assert found.throttled_s(process(tmp_path, cgroup)) == 0.0
-    assert found.throttled_s(tmp_path / "gone") == 0.0
+    assert limits.throttled_s(tmp_path / "17") == pytest.approx(throttled_s)
+    assert limits.throttled_s(tmp_path / "gone") == 0.0
 
 
 def test_a_kernel_that_does_not_count_the_waits_of_threads_tells_none(tmp_path: Path) -> None:

@@ -94,15 +94,6 @@ def test_a_child_that_ignores_sigterm_is_gone_with_its_own_child() -> None:
     close_pipes(parent)
 
 
-def test_a_child_that_heeds_sigterm_ends_by_it() -> None:
-    process = start("sleep", "100")
-
-    end_session(process, grace_s=10.0)
-
-    assert process.returncode == -signal.SIGTERM
-    close_pipes(process)
-
-
 def test_what_an_ended_leader_left_behind_is_killed() -> None:
     leader = start("sh", "-c", "trap '' TERM; sleep 100 & echo $!")
     child = int(said(leader))
@@ -126,27 +117,16 @@ def test_a_child_dies_with_its_parent_even_when_that_is_killed() -> None:
     close_pipes(parent)
 
 
-def test_reading_never_waits() -> None:
+def test_reading_never_waits_and_ending_or_killing_twice_is_no_error() -> None:
     process = start("sleep", "100")
+    assert read_available(process.stdout) == read_available(process.stderr) == b""
 
-    assert read_available(process.stdout) == b""
-    assert read_available(process.stderr) == b""
-
-    kill_session(process)
-    process.wait(10)
-    assert read_available(process.stdout) == b""
-    close_pipes(process)
-
-
-def test_ending_or_killing_twice_is_no_error() -> None:
-    process = start("true")
-    process.wait(10)
-
-    end_session(process, grace_s=0.1)
+    end_session(process, grace_s=10.0)
     kill_session(process)
     end_session(process, grace_s=0.1)
 
-    assert process.returncode == 0
+    assert process.returncode == -signal.SIGTERM
+    assert read_available(process.stdout) == b""
     close_pipes(process)
 
 
@@ -166,26 +146,15 @@ def test_a_command_reads_all_that_it_is_given_while_it_answers(last_bytes: int |
     assert ended.stderr == b"said\n"
 
 
-def test_a_command_that_reads_nothing_of_what_it_is_given_has_ended_like_any_other() -> None:
-    ended = run(["true"], environ=os.environ, stdin=b"x" * (1 << 20), deadline_s=60)
-
-    assert ended.returncode == 0
-
-
-def test_a_command_that_says_more_than_there_is_memory_takes_none_of_it() -> None:
+def test_a_command_that_is_late_or_reads_or_says_too_much_or_is_not_there_does_no_harm() -> None:
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(TimeoutError):
         run(["yes", "x" * 4000], environ=os.environ, deadline_s=1, last_bytes=4096)
-
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 20_000
 
-
-def test_a_command_that_has_ended_and_left_its_streams_to_another_is_late() -> None:
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError):  # it has ended, and left its streams to another
         run(["sh", "-c", "sleep 100 &"], environ=os.environ, deadline_s=0.5)
-
-
-def test_a_command_that_is_not_there_is_an_os_error() -> None:
+    assert run(["true"], environ=os.environ, stdin=b"x" * (1 << 20), deadline_s=60).returncode == 0
     with pytest.raises(FileNotFoundError):
         start_tied(["/nonexistent/python"], environ=os.environ)
 
@@ -205,14 +174,9 @@ def test_an_interpreter_that_is_asked_imports_nothing_of_the_callers_directory(
     assert b"torch.py" not in ended.stdout
     assert not (tmp_path / "ran").exists()
 
-
-def test_an_interpreter_is_found_where_the_caller_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin").mkdir()  # it is found where the caller stands
     (tmp_path / "bin" / "python").symlink_to(sys.executable)
-    monkeypatch.chdir(tmp_path)
-    ended = ask_python("bin/python", "print(1)", environ={"PATH": os.defpath}, deadline_s=60)
+    ended = ask_python("bin/python", "print(1)", environ=environ, deadline_s=60)
     assert ended.stdout == b"1\n"
 
 

@@ -14,13 +14,10 @@ LINE = re.compile(r'[a-z_]+(\{[a-z]+="(?:[^"\\\n]|\\["\\])*"\})? \S+')
 def test_a_metric_has_its_help_its_type_and_its_values() -> None:
     gauge = Gauge(name="heat_celsius", help="How hot.", samples=[MetricSample(1.5, {"gpu": "0"})])
 
-    assert prometheus_text([gauge]) == (
+    none = Gauge(name="none", help="Nothing.", samples=[])
+    assert prometheus_text([none, gauge]) == (
         '# HELP heat_celsius How hot.\n# TYPE heat_celsius gauge\nheat_celsius{gpu="0"} 1.5\n'
     )
-
-
-def test_a_metric_without_values_is_left_out() -> None:
-    assert prometheus_text([Gauge(name="none", help="Nothing.", samples=[])]) == ""
 
 
 def test_a_state_is_one_for_what_it_is_and_zero_for_all_else() -> None:

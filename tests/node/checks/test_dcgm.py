@@ -17,12 +17,6 @@ from tests.cases import cases
 from tests.support.supervised import write_executable
 
 NODE, OPEN = Status.NODE_FAULT, Status.INCONCLUSIVE
-MEMORY = {
-    "error_category": 10,
-    "error_id": 12,
-    "error_severity": 2,
-    "warning": "Detected 4 volatile double-bit ECC error(s) in GPU 3.",
-}
 # Numbers of dcgm_errors.h; DCGM asks to isolate a GPU for both of the first.
 GRAPHICS = {"error_id": 25, "error_severity": 2, "warning": "GPU 3 has graphics processes."}
 

@@ -21,7 +21,7 @@ from tests.cases import cases
 from tests.node.checks.conftest import find_out
 from tests.support.sites import tree
 
-NODE, USER, OPEN = Status.NODE_FAULT, Status.USER_FAULT, Status.INCONCLUSIVE
+NODE, USER = Status.NODE_FAULT, Status.USER_FAULT
 
 
 def seen(**changes: object) -> MountState:

@@ -22,7 +22,7 @@ from tests.cases import cases
 from tests.node.checks.conftest import find_out, process
 from tests.support.sites import tree
 
-NODE, USER = Status.NODE_FAULT, Status.USER_FAULT
+USER = Status.USER_FAULT
 
 
 def test_a_process_may_have_brackets_and_spaces_in_its_name() -> None:

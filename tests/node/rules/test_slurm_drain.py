@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
-import pytest
 
 from slurm_health.node.rules.recovery import after_test
 from slurm_health.node.rules.settings import Recovery
@@ -78,54 +78,19 @@ def test_each_reason_is_explained_by_its_text_its_name_and_a_line_of_sinfo() -> 
     assert job_in("Kill task failed (JobId=4711 StepId=0)") == 4711
 
 
-def _other(node: str, **changes: object) -> SlurmDrain:
+def _other(node: str = "n8", **changes: Any) -> SlurmDrain:
+    if changes.pop("nothing_held", False):
+        changes["held"] = ()
     return msgspec.structs.replace(DRAIN, node=node, **changes)
 
 
-ALONE: tuple[SlurmDrain, ...] = (_other("n8"), _other("n9", time_s=1e6))
-PASSED = {"passes": PASSES}
-LIFT = {"setting": "lift"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "stuck", "how", "others", "why"),
-    [
-        (PASSED, "", LIFT, ALONE, ""),
-        ({"passes": 1}, "", LIFT, (), "pass 1 of 2"),
-        (PASSED, "", {"setting": "explain"}, (), "slurm_drains = explain"),
-        (PASSED, "gpu: GPU 3 lost", LIFT, (), "GPU 3 lost"),
-        ({**PASSED, "foreign": True}, "", LIFT, (), "someone has set or edited"),
-        ({**PASSED, "again": True}, "", LIFT, (), "once within a day"),
-        ({**PASSED, "kind": "batch-failure"}, "", LIFT, (), "an administrator"),
-        ({**PASSED, "kind": "prolog-error"}, "", LIFT, (), "an administrator"),
-        ({**PASSED, "kind": "completing"}, "", LIFT, (), "Slurm returns it"),
-        ({**PASSED, "state": "IDLE+DRAIN+INVALID_REG"}, "", LIFT, (), "INVAL"),
-        (PASSED, "", LIFT, (_other("n8"), _other("n9")), "3 nodes within the hour"),
-        (
-            PASSED,
-            "",
-            LIFT,
-            (_other("n8", held=(), job=1, uid=2), _other("n9", held=(), job=2, uid=3)),
-            "3 nodes within the hour: processes of a step",
-        ),
-        (
-            PASSED,
-            "",
-            LIFT,
-            (_other("n8", kind="duplicate-job"), _other("n9", kind="epilog-error", held=())),
-            "all after",
-        ),
-    ],
-)
+@cases("node/rules/slurm_drain.toml")
 def test_a_node_returns_only_if_nothing_speaks_against_it(
-    changes: dict[str, object],
-    stuck: str,
-    how: dict[str, str],
-    others: tuple[SlurmDrain, ...],
-    why: str,
+    changes: dict[str, Any], setting: str, others: list[dict[str, Any]], why: str
 ) -> None:
-    drain = msgspec.structs.replace(DRAIN, stuck=stuck, **changes)
-    found = why_not_lift(drain, setting=how["setting"], others=iter(others))
+    drain = msgspec.structs.replace(DRAIN, **{"passes": PASSES, **changes})
+    nodes = (_other(**other) for other in others)
+    found = why_not_lift(drain, setting=setting or "lift", others=nodes)
     assert why in found if why else found == ""
 
 
@@ -137,32 +102,12 @@ def test_passes_are_apart_and_begin_anew_after_an_obstacle() -> None:
     assert passes == [1, 1, 0, 1, 2]
 
 
-FOREIGN = msgspec.structs.replace(DRAIN, foreign=True)
-LIFTED = msgspec.structs.replace(DRAIN, over_s=2000.0, lifted=True)
-UNBOUND = msgspec.structs.replace(DRAIN, reason="", since="")
-
-
-@pytest.mark.parametrize(
-    ("record", "reason", "since", "since_s", "job", "held"),
-    [
-        (UNBOUND, "Kill task failed", SINCE, 1010.0, 4711, 1),  # what a hook has just seen
-        (UNBOUND, "Kill task failed (JobId=4711 StepId=0)", SINCE, 1010.0, 4711, 1),
-        (UNBOUND, "Kill task failed (JobId=9 StepId=0)", SINCE, 1010.0, 9, 0),
-        (UNBOUND, "Kill task failed", SINCE, 1040.0, -1, 1),  # set anew, before a health check
-        (UNBOUND, "Epilog error", SINCE, 1040.0, 0, 0),
-        (DRAIN, "Kill task failed", SINCE, 1000.0, 4711, 1),  # the same
-        (DRAIN, "Epilog error", "2026-11-28T15:00:00", 4600.0, 0, 0),  # another of Slurm's
-        (DRAIN, "Kill task failed", "2026-11-28T15:00:00", 4600.0, -1, 1),  # set anew by someone
-        (DRAIN, "Kill task failed; DIMM", SINCE, 1000.0, -1, 1),  # edited
-        (FOREIGN, "Kill task failed", "2026-11-28T16:00:00", 8200.0, -1, 1),  # and back
-        (UNBOUND, "DIMM", SINCE, 1010.0, None, 0),
-        (LIFTED, "Kill task failed", "2026-11-28T15:00:00", 4600.0, 0, 0),  # a later one
-    ],
-)
+@cases("node/rules/slurm_drain.toml")
 def test_a_drain_is_its_text_and_its_time(
-    record: SlurmDrain, reason: str, since: str, since_s: float, job: int | None, held: int
+    before: dict[str, Any], reason: str, since: str, since_s: float, job: int | None, held: int
 ) -> None:
-    found = bound(record, reason, since, since_s, "n7")
+    record = msgspec.structs.replace(DRAIN, **before)
+    found = bound(record, reason, since or SINCE, since_s, "n7")
     assert (-1 if found and found.foreign else found.job if found else None) == job
     assert len(found.held if found else ()) == held
 
@@ -197,23 +142,12 @@ def test_a_wave_is_named_by_what_is_narrowest() -> None:
     assert wave(DRAIN, [*others[:1], others[0]]) is None  # one node twice
 
 
-@pytest.mark.parametrize(
-    ("second", "named"),
-    [
-        (_other("n8"), {"job 4711"}),
-        (_other("n8", job=5000), {"user alice"}),
-        (_other("n8", array=4711, job=4712), {"user alice"}),
-        (_other("n8", job=5000, uid=7), set()),
-        (_other("n8", time_s=-1e6), set()),
-        (_other("n8", kind="rebooted"), set()),
-        (_other("n7"), set()),
-    ],
-)
+@cases("node/rules/slurm_drain.toml")
 def test_who_drained_two_nodes_is_named_before_the_third(
-    second: SlurmDrain, named: set[str]
+    second: dict[str, Any], named: set[str]
 ) -> None:
     names: Callable[[int], str] = {1000: "alice", 7: "bob"}.__getitem__
-    assert set(culprits([DRAIN, second], 2000.0, names)) == named
+    assert set(culprits([DRAIN, _other(**second)], 2000.0, names)) == named
 
 
 def test_the_advice_to_the_owner_fits_what_the_processes_wait_for() -> None:

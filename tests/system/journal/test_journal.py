@@ -31,32 +31,23 @@ def pids(directory: Path, writer: str = "n1") -> list[int]:
     return found
 
 
-def test_what_is_appended_is_read_in_order_with_ids_and_times(tmp_path: Path) -> None:
+def test_what_is_appended_is_read_in_order_and_whoever_takes_over_goes_on(tmp_path: Path) -> None:
     clock = Clock(5.0)
-    writer = journal.Writer(tmp_path, "n1", clock)
-    writer.append(started(1), started(2))
+    path = journal.path_of(tmp_path, "n1")
+    path.write_bytes(b"\0\0\0\n\n[]\nnot json\n")  # lines that are no records
+    reader = journal.Reader(tmp_path, "n1")
+    assert reader.read_new() == []
+    journal.Writer(tmp_path, "n1", clock).append(started(1), started(2))
+    assert [entry.id for entry in reader.read_new()] == ["n1:0", "n1:1"]
+    assert reader.read_new() == []
     clock.now_s = 6.00004
-    writer.append(started(3))
+    journal.Writer(tmp_path, "n1", clock).append(started(3))
+    assert [entry.id for entry in reader.read_new()] == ["n1:2"]
 
     entries = journal.read_all(tmp_path, "n1")
 
-    assert [(entry.id, entry.time_s) for entry in entries] == [
-        ("n1:0", 5.0),
-        ("n1:1", 5.0),
-        ("n1:2", 6.0),
-    ]
+    assert [entry.time_s for entry in entries] == [5.0, 5.0, 6.0]
     assert pids(tmp_path) == [1, 2, 3]
-
-
-def test_a_reader_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    writer = journal.Writer(tmp_path, "n1", Clock())
-    reader = journal.Reader(tmp_path, "n1")
-    assert reader.read_new() == []
-    writer.append(started(1))
-    assert [entry.id for entry in reader.read_new()] == ["n1:0"]
-    assert reader.read_new() == []
-    writer.append(started(2))
-    assert [entry.id for entry in reader.read_new()] == ["n1:1"]
 
 
 def test_a_line_that_is_still_being_written_is_left_for_later(tmp_path: Path) -> None:
@@ -87,21 +78,6 @@ def test_a_file_cut_at_any_byte_loses_the_last_record_at_most(
     read = [entry.record for entry in journal.read_all(tmp_path, "n1")]
     assert read[-1] == started(7)
     assert read[:-1] in (written, written[:-1])
-
-
-def test_a_writer_that_takes_over_goes_on_counting(tmp_path: Path) -> None:
-    journal.Writer(tmp_path, "n1", Clock()).append(started(1), started(2))
-    journal.Writer(tmp_path, "n1", Clock()).append(started(3))
-
-    assert [entry.id for entry in journal.read_all(tmp_path, "n1")] == ["n1:0", "n1:1", "n1:2"]
-
-
-def test_lines_that_are_no_records_are_passed_over(tmp_path: Path) -> None:
-    path = journal.path_of(tmp_path, "n1")
-    path.write_bytes(b"\0\0\0\n\n[]\nnot json\n")
-    journal.Writer(tmp_path, "n1", Clock()).append(started(1))
-
-    assert pids(tmp_path) == [1]
 
 
 def test_records_of_a_newer_release_are_refused_with_the_way_out(tmp_path: Path) -> None:

@@ -28,30 +28,23 @@ def test_directories_links_and_what_is_gone_are_told_apart(tmp_path: Path) -> No
     (tmp_path / "12").mkdir()
     (tmp_path / "9_1").symlink_to("12")
     (tmp_path / "file").touch()
-    paths = [tmp_path / name for name in ("12", "9_1", "file", "13", "12")]
-    directory, link, file, gone, again = journal.statuses(paths)
-    assert directory is not None
-    assert link is not None
-    assert file is not None
+    many = [str(number) for number in range(100, 2500)]  # more than one child looks at
+    names = ["12", "9_1", "file", "13", "x" * 300, *many, "12"]
+    directory, link, file, gone, odd, *absent, again = journal.statuses(
+        [tmp_path / name for name in names]
+    )
+    assert directory
+    assert link
+    assert file
     assert (directory.is_directory, link.is_directory, file.is_directory) == (True, False, False)
     assert (directory.uid, directory.trouble) == (os.getuid(), "")
-    assert directory.changed_s == paths[0].stat().st_mtime
+    assert directory.changed_s == (tmp_path / "12").stat().st_mtime
     assert (directory.target, link.target) == ("", "12")
     assert gone is None
+    assert odd
+    assert odd.trouble == "File name too long"
+    assert set(absent) == {None}
     assert again == directory
-
-
-def test_more_than_one_child_looks_at_are_all_told(tmp_path: Path) -> None:
-    paths = [tmp_path / str(number) for number in range(2500)]
-    paths[2400].mkdir()
-    found = journal.statuses(paths)
-    assert [each for each, look in zip(paths, found, strict=True) if look] == [paths[2400]]
-
-
-def test_a_path_that_cannot_be_looked_at_says_why(tmp_path: Path) -> None:
-    (found,) = journal.statuses([tmp_path / ("x" * 300)])
-    assert found is not None
-    assert found.trouble == "File name too long"
 
 
 @pytest.mark.root

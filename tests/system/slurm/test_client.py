@@ -75,6 +75,15 @@ def test_slurms_own_user_may_drain(tmp_path: Path, uid: int, may: bool) -> None:
     assert client_that_prints(tmp_path, "config.txt").may_drain(uid) is may
 
 
+def test_a_reason_changes_no_state_and_a_node_list_that_cannot_be_read_is_never_no_nodes() -> None:
+    line = "NodeName=n1 State=IDLE+DRAIN Reason=see State=IDLE [root@2026-11-20T18:00:00]"
+    assert parse_pairs(line)["State"] == "IDLE+DRAIN"
+
+    job = Job(job_id=1, states=frozenset(), reason="", fields={"ExcNodeList": "n[1-"})
+    with pytest.raises(SlurmError, match="cannot be read"):
+        _ = job.excluded
+
+
 # --- commands ----------------------------------------------------------------------------------
 
 
@@ -102,30 +111,19 @@ def test_root_and_an_administrator_of_the_accounting_may_drain(
     assert client.may_drain(65534) is may
 
 
-def test_a_comment_is_read_whole_whatever_stands_in_it(slurm: FakeSlurm, client: Client) -> None:
+def test_a_comment_is_read_whole_and_a_drain_of_several_nodes_is_one_call(
+    slurm: FakeSlurm, client: Client
+) -> None:
     assert client.comment(12) == ""
-
     slurm.change_job(12, Comment="mine: JobState=RUNNING  it's  odd")
-
     assert client.comment(12) == "mine: JobState=RUNNING  it's  odd"
 
-
-def test_a_drain_of_several_nodes_is_one_call(slurm: FakeSlurm, client: Client) -> None:
     slurm.set(admin=True)
-
-    client.drain(["n2", "n3"], "slurm-health: job 12: a reason of words")
-
-    assert slurm.calls("scontrol", "update") == [
-        [
-            "scontrol",
-            "update",
-            "NodeName=n[2-3]",
-            "State=DRAIN",
-            "Reason=slurm-health: job 12: a reason of words",
-        ]
-    ]
-    after = client.nodes(["n2", "n3"])
-    assert all(node.out_of_pool for node in after.values())
+    reason = "slurm-health: job 12: a reason of words"
+    client.drain(["n2", "n3"], reason)
+    words = ["scontrol", "update", "NodeName=n[2-3]", "State=DRAIN", f"Reason={reason}"]
+    assert slurm.calls("scontrol", "update") == [words]
+    assert all(node.out_of_pool for node in client.nodes(["n2", "n3"]).values())
 
 
 def test_a_submitted_jobs_id_is_read_beside_its_clusters_name(
@@ -185,19 +183,6 @@ def test_a_controller_that_stays_away_is_given_up(tmp_path: Path) -> None:
     with pytest.raises(SlurmCommandError, match="Unable to contact"):
         client.job(4)
     assert now_s == 30.0
-
-
-def test_a_node_list_that_cannot_be_read_is_an_error_and_never_no_nodes() -> None:
-    job = Job(job_id=1, states=frozenset(), reason="", fields={"ExcNodeList": "n[1-"})
-
-    with pytest.raises(SlurmError, match="cannot be read"):
-        _ = job.excluded
-
-
-def test_a_reason_that_looks_like_a_state_does_not_change_the_state() -> None:
-    line = "NodeName=n1 State=IDLE+DRAIN Reason=see State=IDLE [root@2026-11-20T18:00:00]"
-
-    assert parse_pairs(line)["State"] == "IDLE+DRAIN"
 
 
 def test_nothing_is_asked_or_waited_for_once_the_time_for_all_questions_is_over(

@@ -24,6 +24,9 @@ def line(due_to: str = "", *, job: int = 12, time_s: float = NOW_S) -> bytes:
 @cases("system/slurm/last_word.toml")
 def test_slurms_line_in_the_output_tells(due_to: str, told: str) -> None:
     assert in_output(b"step 1\n" + line(due_to) + b"Terminated\n", "12", now_s=NOW_S) == told
+    assert in_output(line(due_to), "13", now_s=NOW_S) == ""  # of another job
+    assert in_output(line(due_to), "12", now_s=NOW_S + 3600) == ""  # of an earlier attempt
+    assert in_output(b"*** JOB 12 ON n1 CANCELLED AT 2026-99-99T99:99:99 ***", "12", now_s=0) == ""
 
 
 def test_a_line_counts_whatever_time_zone_the_job_has_chosen(
@@ -44,12 +47,6 @@ def test_a_line_counts_whatever_time_zone_the_job_has_chosen(
         time.tzset()
 
 
-def test_a_line_of_another_job_or_of_an_earlier_attempt_tells_nothing() -> None:
-    assert in_output(line(job=13), "12", now_s=NOW_S) == ""
-    assert in_output(line(time_s=NOW_S - 3600), "12", now_s=NOW_S) == ""
-    assert in_output(b"*** JOB 12 ON n1 CANCELLED AT 2026-99-99T99:99:99 ***", "12", now_s=0) == ""
-
-
 def test_where_the_output_does_not_tell_slurm_is_asked(tmp_path: Path) -> None:
     slurm = FakeSlurm(tmp_path / "slurm")
     slurm.run_job(12, ["n1"], state="CANCELLED")
@@ -59,9 +56,5 @@ def test_where_the_output_does_not_tell_slurm_is_asked(tmp_path: Path) -> None:
         output.write(line(" DUE TO JOB REQUEUE"))
         output.flush()
         assert became(environ, now_s=NOW_S, output=output.fileno()) == "the job was requeued"
-
-
-def test_outside_a_job_and_without_slurm_nothing_is_told(tmp_path: Path) -> None:
-    with (tmp_path / "out").open("w+b") as output:
-        for environ in ({}, {"SLURM_JOB_ID": "12", "PATH": "/nonexistent"}):
-            assert became(environ, now_s=NOW_S, output=output.fileno()) == ""
+        for outside in ({}, {"SLURM_JOB_ID": "13", "PATH": "/nonexistent"}):
+            assert became(outside, now_s=NOW_S, output=output.fileno()) == ""

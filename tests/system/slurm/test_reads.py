@@ -13,7 +13,7 @@ import pytest
 from slurm_health.node.rules import drain_note
 from slurm_health.records.errors import SlurmCommandError, SlurmError, SlurmTimeoutError, UnknownJob
 from slurm_health.system.slurm import command
-from slurm_health.system.slurm.parsing import Job, JobId, Node
+from slurm_health.system.slurm.parsing import Job, Node
 from slurm_health.system.slurm.reads import Reads, Run, pyslurm_obstacle
 from tests.lab import Lab
 from tests.lab.errors import DeadlinePassed
@@ -182,27 +182,25 @@ def task_of(job: Job) -> tuple[str, str]:
 # --- the contract ------------------------------------------------------------------------------
 
 
-@pytest.mark.heavy
-def test_a_running_job_holds_its_nodes(stage: Stage) -> None:
-    job = stage.reads.job(stage.running)
+def test_jobs_are_read_whatever_their_names_and_comments_look_like(stage: Stage) -> None:
+    running, held, odd = map(stage.reads.job, (stage.running, stage.held, stage.odd))
 
-    assert (job.job_id, job.reason) == (stage.running, "None")
-    assert job.states == {"RUNNING"}
-    assert job.restarts == 0
-    assert (job.nodes, job.excluded) == (("n1", "n2"), ())
-    assert not job.pending
-    assert not job.held
-    wanted = {"BatchFlag": "1", "Requeue": "1", "Partition": "main", "Account": "(null)"}
-    assert {key: job.fields[key] for key in wanted} == wanted
-
-
-def test_a_held_job_is_pending_and_says_which_nodes_it_excludes(stage: Stage) -> None:
-    job = stage.reads.job(stage.held)
-
-    assert job.pending
-    assert job.held
-    assert (job.nodes, job.excluded) == ((), ("n2",))
-    assert (job.job_id, job.restarts) == (stage.held, 1)
+    assert (running.job_id, running.states, running.reason) == (
+        stage.running,
+        frozenset({"RUNNING"}),
+        "None",
+    )
+    assert (running.restarts, held.restarts, held.job_id) == (0, 1, stage.held)
+    assert (running.nodes, running.excluded) == (("n1", "n2"), ())
+    assert (held.nodes, held.excluded) == ((), ("n2",))
+    assert [(job.pending, job.held) for job in (running, held, odd)] == [
+        (False, False),
+        (True, True),
+        (True, True),
+    ]
+    assert odd.fields["JobId"] == str(stage.odd)
+    wanted = {"Requeue": "1", "Partition": "main", "BatchFlag": "1", "Account": "(null)"}
+    assert all({key: job.fields[key] for key in wanted} == wanted for job in (running, odd))
 
 
 def test_a_task_of_an_array_is_told_from_the_others(stage: Stage) -> None:
@@ -215,15 +213,6 @@ def test_a_task_of_an_array_is_told_from_the_others(stage: Stage) -> None:
     assert task_of(stage.reads.job(int(job.fields["JobId"]))) == (array, "1")
     # The array's own id is that of the task which was split off last.
     assert task_of(stage.reads.job(stage.array)) == (array, "2")
-
-
-def test_a_name_and_a_comment_that_look_like_fields_disturb_none(stage: Stage) -> None:
-    job = stage.reads.job(stage.odd)
-
-    assert job.pending
-    assert job.held
-    assert job.fields["JobId"] == str(stage.odd)
-    assert (job.fields["Requeue"], job.fields["Partition"]) == ("1", "main")
 
 
 def test_a_drained_node_has_its_note_and_who_left_it_and_one_that_is_well_has_none(
@@ -239,28 +228,20 @@ def test_a_drained_node_has_its_note_and_who_left_it_and_one_that_is_well_has_no
     _, by, since = drain_note.signed(drained.reason)
     assert by == "root"
     assert since.startswith("20")
-
-
-def test_some_nodes_and_all_nodes_are_told_apart_by_name(stage: Stage) -> None:
     some, every = stage.reads.nodes(["n1", "n2"]), stage.reads.nodes([])
-
     assert sorted(some) == ["n1", "n2"]
     assert set(some) <= set(every)
     assert every["n2"] == some["n2"]
 
 
-@pytest.mark.parametrize("names", [["n99"], ["n1", "n99"]])
-def test_a_node_slurm_does_not_know_is_an_error(stage: Stage, names: list[str]) -> None:
-    with pytest.raises(SlurmError, match="99"):
-        stage.reads.nodes(names)
-
-
-@pytest.mark.parametrize("job_id", [999_999, "999999_1"])
-def test_a_job_slurm_does_not_know_is_an_error(stage: Stage, job_id: JobId) -> None:
-    with pytest.raises(UnknownJob) as caught:
-        stage.reads.job(job_id)
-
-    assert caught.value.job_id == job_id
+def test_nodes_and_jobs_slurm_does_not_know_are_errors(stage: Stage) -> None:
+    for names in (["n99"], ["n1", "n99"]):
+        with pytest.raises(SlurmError, match="99"):
+            stage.reads.nodes(names)
+    for job_id in (999_999, "999999_1"):
+        with pytest.raises(UnknownJob) as caught:
+            stage.reads.job(job_id)
+        assert caught.value.job_id == job_id
 
 
 def test_a_controller_that_is_not_there_is_an_error_and_never_an_empty_answer(
