@@ -56,27 +56,26 @@ def test_explain_says_what_runs_here_and_why_the_rest_does_not(node: Node) -> No
     assert node.slurm.calls() == []
 
 
-def test_a_person_who_looks_changes_nothing(node: Node) -> None:
-    node.more = "[checks.bad]\ncheck='cpus'\nmin_online=100000\n"
+@pytest.mark.parametrize(
+    ("check", "code", "said"),
+    [
+        ("check='cpus'\nmin_online=100000\n", 1, "odd      node fault"),
+        ("check='command'\nargv=['/nowhere']\n", 3, "odd      inconclusive"),
+        # What users call their processes does not act on root's terminal.
+        (
+            "check='command'\nargv=['sh', '-c', 'printf \"\\033[2Jname(7)\"; exit 77']\n",
+            1,
+            "[2Jname(7)",
+        ),
+    ],
+)
+def test_a_person_who_looks_changes_nothing(node: Node, check: str, code: int, said: str) -> None:
+    node.more = f"[checks.odd]\n{check}"
     result = call(node, "healthcheck")
-    assert result.return_value == 1
-    assert "bad      node fault" in result.output
+    assert result.return_value == code
+    assert said in result.output
+    assert "\x1b" not in result.output
     assert node.slurm.calls() == []
-
-
-def test_what_cannot_be_measured_ends_with_3(tmp_path: Path) -> None:
-    text = f"[hooks]\nstate='{tmp_path}/state'\n[checks.gone]\ncheck='command'\nargv=['/nowhere']\n"
-    config = ["--config", str(write_site(tmp_path / "etc", text))]
-    ran = CliRunner().invoke(hooks.healthcheck, config, standalone_mode=False)
-    assert ran.return_value == 3
-
-
-def test_what_users_call_their_processes_does_not_act_on_roots_terminal(node: Node) -> None:
-    script = r"""argv = ["sh", "-c", 'printf "\033[2Jname(7)"; exit 77']"""
-    node.more = f"[checks.odd]\ncheck = 'command'\n{script}\n"
-    text = call(node, "healthcheck").output
-    assert "[2Jname(7)" in text
-    assert "\x1b" not in text
 
 
 @pytest.mark.heavy
@@ -99,14 +98,6 @@ def test_when_each_node_was_last_checked_and_how_that_ended_is_told(rack: list[N
         each.healthcheck()
     text = call(rack[0], "nodes").output
     assert "no health check within the hour: n4 (1 node)\n" in text
-
-
-def test_what_a_node_left_that_slurm_has_no_more_is_removed(rack: list[Node]) -> None:
-    rack[0].healthcheck()
-    checked = rack[0].shared / "checked"
-    (checked / "n99.json").write_bytes((checked / "n1.json").read_bytes())
-    call(rack[0], "nodes")
-    assert [path.name for path in checked.iterdir()] == ["n1.json"]
 
 
 def test_a_node_that_is_released_although_it_is_bad_is_named(node: Node) -> None:
@@ -145,7 +136,10 @@ def test_nodes_lists_ours_with_since_why_and_what_to_do(node: Node, slurm: Hooke
     node.break_it()
     node.healthcheck()
     slurm.set({"n5": ("DOWN", "ADMIN"), "n6": ("IDLE+DRAIN", "shealth:network job 3: x")})
+    checked = node.shared / "checked"  # what a node has left that Slurm has no more is removed
+    (checked / "n99.json").write_bytes((checked / "n3.json").read_bytes())
     text = call(node, "nodes").output
+    assert [path.name for path in checked.iterdir()] == ["n3.json"]
     assert "n3" in text
     assert "/broken exists" in text
     assert "2026-01-02T03:04:05" in text

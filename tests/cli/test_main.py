@@ -62,6 +62,9 @@ def test_the_help_of_a_command_fits_a_screen_and_explains_each_of_its_options(
 def test_the_help_names_the_fifteen_commands_in_three_groups() -> None:
     done = slurm_health("-h", environ={"COLUMNS": "80"})
 
+    assert slurm_health("--version").stdout == f"slurm-health {__version__}\n"
+    nothing = slurm_health()
+    assert (nothing.code, "Usage: slurm-health" in nothing.stdout + nothing.stderr) == (2, True)
     assert len(VISIBLE) == 15
     for name in VISIBLE:
         (line,) = [x for x in done.stdout.splitlines() if x.startswith(f"  {name} ")]
@@ -70,17 +73,6 @@ def test_the_help_names_the_fifteen_commands_in_three_groups() -> None:
     titles = ("For your jobs:", "To see what happened:", "For administrators:")
     places = [done.stdout.index(title) for title in titles]
     assert places == sorted(places)
-
-
-def test_the_version_is_the_packages() -> None:
-    assert slurm_health("--version").stdout == f"slurm-health {__version__}\n"
-
-
-def test_without_any_word_the_help_is_shown_and_the_code_says_that_nothing_was_done() -> None:
-    done = slurm_health()
-
-    assert done.code == 2
-    assert "Usage: slurm-health" in done.stdout + done.stderr
 
 
 @cases("cli/main.toml")

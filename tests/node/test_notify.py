@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,6 +49,8 @@ def listener(tmp_path: Path) -> Iterator[Listener]:
 
 def test_a_command_reads_one_event_as_json_for_each_thing_that_happens(node: Node) -> None:
     node.more = into_file(node)
+    node.healthcheck()
+    assert received(node) == []
     node.break_it()
     node.healthcheck()
     node.mend()
@@ -65,17 +67,6 @@ def test_a_command_reads_one_event_as_json_for_each_thing_that_happens(node: Nod
     assert (drained.time, drained.text) == ("1970-01-12T13:46:40Z", "/broken exists")
     assert drained.summary == "slurm-health: c1: n3: drained"
     assert (released.kind, relapse.kind) == (EventKind.RELEASED, EventKind.RELAPSE)
-
-
-def test_a_well_node_and_a_site_without_notify_start_nothing(node: Node) -> None:
-    node.more = into_file(node)
-    node.healthcheck()
-    assert received(node) == []
-    node.more = ""
-    node.break_it()
-    node.healthcheck()
-    assert node.state == "IDLE+DRAIN"
-    assert received(node) == []
 
 
 def test_the_breaker_is_told_once(rack: list[Node]) -> None:
@@ -188,24 +179,14 @@ def test_without_apprise_the_error_says_how_to_install_it(tmp_path: Path) -> Non
     assert "pip install 'slurm-health[notify]'" in done.stdout
 
 
-Says = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def says(node: Node) -> Says:
-    """Run `slurm-health doctor --test-notify` on a node; returns its exit code and output."""
-
-    def call() -> tuple[int, str]:
+def test_doctor_sends_a_test_event_as_the_site_has_set(node: Node) -> None:
+    def says() -> tuple[int, str]:
         _ = node.site
         words = ["--config", str(node.directory / "etc/config.toml"), "--test-notify"]
         result = CliRunner().invoke(site_setup.doctor, words, standalone_mode=False)
         assert result.exception is None
         return result.return_value, result.output
 
-    return call
-
-
-def test_doctor_sends_a_test_event_as_the_site_has_set(node: Node, says: Says) -> None:
     assert "nothing is sent" in says()[1]
     node.more = into_file(node)
     assert says() == (0, "sh: sent\n")

@@ -15,11 +15,11 @@ import struct
 import sys
 from pathlib import Path
 
-from slurm_health.node.checks.check import CheckContext, Planned
+from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.checks.filesystem import Filesystem
-from slurm_health.node.rules.finding import Status
 from slurm_health.node.run import run_checks
 from tests.lab import kernel
+from tests.node.checks.conftest import planned
 
 # linux/auto_fs.h: what an automount daemon answers, and where a request has its token.
 _READY, _FAIL = 0x9360, 0x9361
@@ -56,15 +56,8 @@ def serve(requests: int, trigger: int, directory: Path, mounts: bool) -> None:
 
 def check(directory: Path) -> tuple[str, str]:
     """Run the check as the hooks do, in a child of another group."""
-    planned = Planned(
-        name="automounted",
-        check=Filesystem(path=str(directory), fstype="tmpfs"),
-        time_limit_s=60,
-        severity=Status.NODE_FAULT,
-        shadow=False,
-        contexts=(),
-    )
-    (result,) = run_checks([planned], CheckContext())
+    mounted = Filesystem(path=str(directory), fstype="tmpfs")
+    (result,) = run_checks([planned(mounted)], CheckContext())
     return result.status.value, result.finding.text
 
 

@@ -75,17 +75,23 @@ def well(tmp_path: Path) -> CheckContext:
     return CheckContext(root=context.root, now_s=context.now_s, state=tmp_path / "state")
 
 
-def find_out(check: Check, context: CheckContext) -> Finding:
-    """Run a check as its child does, and cap what it finds."""
-    planned = Planned(
-        name="check",
+def planned(
+    check: Check, name: str = "check", limit_s: float = 60, contexts: tuple[str, ...] = ()
+) -> Planned:
+    """Return a check as a site would have configured it."""
+    return Planned(
+        name=name,
         check=check,
-        time_limit_s=60,
+        time_limit_s=limit_s,
         severity=check.SEVERITY,
         shadow=False,
-        contexts=(),
+        contexts=contexts,
     )
-    return capped(measure(planned, context), check.SEVERITY)
+
+
+def find_out(check: Check, context: CheckContext) -> Finding:
+    """Run a check as its child does, and cap what it finds."""
+    return capped(measure(planned(check), context), check.SEVERITY)
 
 
 def printing(directory: Path, name: str, answers: dict[str, str]) -> str:

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.node.checks.check import Check, CheckContext, Planned
+from slurm_health.node.checks.check import Check, CheckContext
 from slurm_health.node.checks.gpu import Gpu, GpuProcesses
 from slurm_health.node.rules.finding import CheckResult, Finding, Status
 from slurm_health.node.run import run_checks
 from slurm_health.system.nvml import GpuDevice, Gpus
 from tests.cases import cases
+from tests.node.checks.conftest import planned
 from tests.played_gpu import nvml_library
 from tests.played_gpu.description import VARIABLE, Fault, Machine, machine, with_faults, write
 
@@ -57,16 +58,8 @@ class Bench:
         write(self.state, played)
 
         player = Player(check=check, library=str(self.library), state=str(self.state))
-        planned = Planned(
-            name="gpu",
-            check=player,
-            time_limit_s=limit_s,
-            severity=check.SEVERITY,
-            shadow=False,
-            contexts=(),
-        )
         node = CheckContext(environ=self.environ, context=self.context)
-        (result,) = run_checks([planned], node)
+        (result,) = run_checks([planned(player, "gpu", limit_s)], node)
         return result
 
 

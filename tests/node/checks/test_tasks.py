@@ -17,17 +17,11 @@ from slurm_health.node.checks.watches import Watches
 from slurm_health.node.rules.finding import UNWATCHED, Finding, Status
 from slurm_health.records.errors import Unmeasured
 from slurm_health.system import WATCHED
-from slurm_health.system.proc import parse_stat
 from tests.cases import cases
 from tests.node.checks.conftest import find_out, process
 from tests.support.sites import tree
 
 USER = Status.USER_FAULT
-
-
-def test_a_process_may_have_brackets_and_spaces_in_its_name() -> None:
-    found = parse_stat(process(7, "a) R (b c", "D")["/proc/7/stat"])
-    assert (found.pid, found.name, found.state) == (7, "a) R (b c", "D")
 
 
 @pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "0"}])
@@ -40,30 +34,22 @@ def test_leftovers_are_looked_for_only_after_a_users_job(
 
 def test_leftovers_are_the_jobs_own_and_nobody_elses(well: CheckContext) -> None:
     uid = 4242
-    for pid, whose, job in ((50, uid, "7"), (51, uid, "8"), (52, 4243, "7")):
+    blown_up = f"{'x' * (1 << 20)}\0SLURM_JOB_ID=7"  # of which only the beginning is read
+    for pid, whose, job in ((50, uid, "7"), (51, uid, "8"), (52, 4243, "7"), (53, uid, blown_up)):
         tree(
             well.root,
             {
-                **process(pid, "sleep", uid=whose),
+                **process(pid, "a) R (b c" if pid == 50 else "sleep", uid=whose),
                 f"/proc/{pid}/environ": f"A=1\0SLURM_JOB_ID={job}\0",
             },
         )
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": str(uid)}
     found = find_out(Leftovers(), msgspec.structs.replace(well, environ=environ))
     assert found.status is USER
-    assert "sleep(50)" in found.text
+    assert "a) R (b c(50)" in found.text
     assert "sleep(51)" not in found.text
     assert "sleep(52)" not in found.text
-
-
-def test_of_an_environment_that_its_owner_has_blown_up_only_the_beginning_is_read(
-    well: CheckContext,
-) -> None:
-    text = f"A={'x' * (1 << 20)}\0SLURM_JOB_ID=7\0"
-    tree(well.root, {**process(50, "sleep", uid=4242), "/proc/50/environ": text})
-    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "4242"}
-    found = find_out(Leftovers(), msgspec.structs.replace(well, environ=environ))
-    assert found.status is not USER
+    assert "53" not in found.text
 
 
 # --- the signs of life of jobs' watches -----------------------------------------------------------
@@ -135,20 +121,10 @@ def test_a_file_that_no_agent_of_its_user_can_have_made_says_nothing(
     signs: Signs, name: str
 ) -> None:
     signs.touch(name, 4000)
+    (signs.directory / f"{UID}.13").symlink_to("/proc/1/status")  # a link is not followed
 
     assert signs.found().status is Status.NOT_APPLICABLE
-
-
-def test_a_link_is_not_followed(signs: Signs) -> None:
-    (signs.directory / f"{UID}.12").symlink_to("/proc/1/status")
-
-    assert signs.found().status is Status.NOT_APPLICABLE
-
-
-def test_its_directory_is_open_to_all_users_and_sticky(signs: Signs) -> None:
-    signs.found()
-
-    assert signs.directory.stat().st_mode & 0o7777 == 0o1777
+    assert signs.directory.stat().st_mode & 0o7777 == 0o1777  # open to all users and sticky
 
 
 # --- the speed of processors ----------------------------------------------------------------------
@@ -166,15 +142,10 @@ def seen(**changes: float) -> CpuSample:
 def test_only_a_quota_or_a_quiet_and_slow_node_is_at_fault(
     changes: dict[str, float], status: Status, said: str
 ) -> None:
+    assert "min_rounds_per_s is not set" in CpuSpeed().judge(seen(rounds=1)).text
     found = CHECK.judge(seen(**changes))
     assert found.status is status
     assert said in found.text
-
-
-def test_without_a_figure_to_compare_with_speed_is_not_judged() -> None:
-    found = CpuSpeed().judge(seen(rounds=1))
-    assert found.status is Status.INCONCLUSIVE
-    assert "min_rounds_per_s is not set" in found.text
 
 
 @pytest.mark.parametrize("text", ["", "cpu\n", "cpu a b c d e f g h\n"])

@@ -10,7 +10,6 @@ of JSON.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
@@ -24,25 +23,24 @@ import msgspec
 
 from slurm_health.fleet.index import opened
 from slurm_health.node import repair, shared
-from slurm_health.node.checks.check import CheckContext, Planned
+from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.checks.filesystem import Filesystem
 from slurm_health.node.checks.memory import Memory
 from slurm_health.node.hooks.user_journal import JobEnded, Unreadable, accusations
-from slurm_health.node.rules.finding import Status
 from slurm_health.node.rules.repair import RepairAttempt, RepairStep
 from slurm_health.node.rules.settings import Repair
 from slurm_health.node.run import run_checks
 from slurm_health.node.site import Site, Timing
 from slurm_health.report import jobs
 from slurm_health.system.nvml import Gpus
+from tests.lab import kernel
+from tests.node.checks.conftest import planned
 from tests.support.sites import load_site
 
-_CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000, 1 << 18
 _GETATTR, _OPEN, _WRITE, _RELEASE, _FLUSH, _INIT, _IOCTL = 3, 14, 16, 18, 25, 26, 39
 _LIMIT_S = 3.0
 _NOBODY = 65534
 _NOW_S = 2e9
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def mount(
@@ -54,16 +52,10 @@ def mount(
     of it is one file.
     """
     fuse = os.open("/dev/fuse", os.O_RDWR)
-    _call("unshare", _CLONE_NEWNS)
-    _call("mount", b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None)
-    options = f"fd={fuse},rootmode={rootmode},{whose}".encode()
-    _call("mount", b"hung", str(place).encode(), b"fuse.hung", ctypes.c_ulong(0), options)
+    kernel.unshare(kernel.NEW_MOUNT)
+    kernel.keep_mounts_private()
+    kernel.mount_fresh("fuse.hung", place, f"fd={fuse},rootmode={rootmode},{whose}")
     return fuse
-
-
-def _call(name: str, *arguments: object) -> None:
-    if getattr(_libc, name)(*arguments) != 0:
-        raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
 
 
 _OPENED = {_INIT: struct.pack("<IIIIHHI", 7, 31, 0, 0, 12, 9, 4096).ljust(64, b"\0")}
@@ -192,22 +184,12 @@ directory = "{directory}"
 
 def checks(directory: Path, state: Path) -> list[object]:
     """Run one check that meets the filesystem and one that does not."""
-    planned = [
-        Planned(
-            name=name,
-            check=check,
-            time_limit_s=_LIMIT_S,
-            severity=Status.NODE_FAULT,
-            shadow=False,
-            contexts=(),
-        )
-        for name, check in (
-            ("hung", Filesystem(path=str(directory), mounted=False)),
-            ("memory", Memory()),
-        )
-    ]
+    meets = Filesystem(path=str(directory), mounted=False)
     began = time.monotonic()
-    results = run_checks(planned, CheckContext(state=state))
+    results = run_checks(
+        [planned(meets, "hung", _LIMIT_S), planned(Memory(), "memory", _LIMIT_S)],
+        CheckContext(state=state),
+    )
     elapsed_s = time.monotonic() - began
     return [elapsed_s, [[each.name, each.status.value, each.finding.text] for each in results]]
 

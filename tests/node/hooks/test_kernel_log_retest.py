@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from slurm_health.node import state
@@ -112,21 +113,18 @@ def test_a_log_that_has_lost_the_message_is_no_pass(
     assert "does not reach back to the drain" in node.said
 
 
-@pytest.mark.parametrize("text", [_XID, _MCE])
-def test_after_a_reboot_three_passes_return_it(clock: Clock, text: str) -> None:
+@pytest.mark.parametrize(("text", "again"), [(_XID, False), (_MCE, False), (_XID, True)])
+def test_after_a_reboot_three_passes_return_it_unless_the_kernel_says_it_again(
+    clock: Clock, text: str, again: bool
+) -> None:
     node = drained_for(clock, text)
     clock.go(600)
     clock.reboot()
-    check_often(clock, 1)
-    assert (node.state, node.reason) == ("IDLE", "")
-
-
-def test_a_message_after_the_reboot_keeps_it(clock: Clock) -> None:
-    node = drained_for(clock, _XID)
-    clock.reboot()
-    clock.say(_XID)
+    if again:
+        clock.say(text)
     check_often(clock, 0.5)
-    assert node.state == "IDLE+DRAIN"
+    assert node.state == ("IDLE+DRAIN" if again else "IDLE")
+    assert bool(node.reason) is again
 
 
 @pytest.mark.parametrize("hook", ["prolog", "healthcheck"])
@@ -180,21 +178,14 @@ def test_a_fault_against_what_slurm_expects_is_tested_against_the_same(node: Nod
     assert "7 GPUs, Slurm counts on 8" in node.said
 
 
-def _exclusive(node: Node) -> None:
-    """A test that would disturb other jobs: it leaves a trace where it runs."""
-    argv = f'["touch", "{node.directory}/ran"]'
-    node.more = (
-        f"[checks.burn]\ncheck='command'\nexclusive=true\ncontexts=['retest']\nargv={argv}\n"
-    )
-
-
 @pytest.mark.parametrize(("shown", "runs"), [("MIXED+DRAIN", False), ("IDLE+DRAIN", True)])
 def test_an_exclusive_test_runs_on_an_idle_node_only(
     drained: Node, slurm: HookedSlurm, shown: str, runs: bool
 ) -> None:
-    import msgspec
-
-    _exclusive(drained)
+    # A test that would disturb other jobs leaves a trace where it runs.
+    argv = f'["touch", "{drained.directory}/ran"]'
+    alone = "check='command'\nexclusive=true\ncontexts=['retest']"
+    drained.more = f"[checks.burn]\n{alone}\nargv={argv}\n"
     kept = drained.record
     state.save(drained.site.state, drained=msgspec.structs.replace(kept, retest=("burn",)))
     slurm.set({"n3": (shown, drained.reason)})
@@ -206,8 +197,6 @@ def test_an_exclusive_test_runs_on_an_idle_node_only(
 def test_two_tests_that_each_need_the_node_alone_do_not_run_side_by_side(
     drained: Node, slurm: HookedSlurm
 ) -> None:
-    import msgspec
-
     busy, met = drained.directory / "busy", drained.directory / "met"
     text = f"mkdir {busy} || touch {met}; sleep 0.3; rmdir {busy}; echo >>{drained.directory}/ran"
     for name in ("burn", "bench"):

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from slurm_health.node import site
-from slurm_health.node.checks.check import Check, CheckContext, NotApplicable, Planned
+from slurm_health.node.checks.check import Check, CheckContext, NotApplicable
 from slurm_health.node.checks.external import Command
 from slurm_health.node.checks.filesystem import Filesystem
 from slurm_health.node.checks.gpu import Gpu
@@ -29,7 +29,7 @@ from slurm_health.node.rules.finding import Finding, Status, passed
 from slurm_health.node.run import confirming, run_checks
 from slurm_health.system.nvml import GpuDevice
 from tests.cases import cases
-from tests.node.checks.conftest import WELL
+from tests.node.checks.conftest import WELL, planned
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
 from tests.support.sites import tree, write_site
@@ -46,10 +46,10 @@ def test_of_checks_that_look_at_the_same_the_first_one_looks_for_all(tmp_path: P
     log = os.open(tmp_path / "dev" / "kmsg", os.O_RDWR | os.O_NONBLOCK)
     os.write(log, LOST)
     # More of them than children, so that they would not meet in one by chance.
-    light = [planned(f"load{number}", Load()) for number in range(5)]
+    light = [planned(Load(), f"load{number}") for number in range(5)]
 
     results = run_checks(
-        [planned("xid", Xid()), *light, planned("kernel", KernelLog(fault=("^NVRM: Xid",)))],
+        [planned(Xid(), "xid"), *light, planned(KernelLog(fault=("^NVRM: Xid",)), "kernel")],
         CheckContext(root=tmp_path),
     )
     os.close(log)
@@ -58,22 +58,13 @@ def test_of_checks_that_look_at_the_same_the_first_one_looks_for_all(tmp_path: P
     assert found["xid"] is found["kernel"] is Status.NODE_FAULT
 
 
-def planned(name: str, check: Check) -> Planned:
-    return Planned(
-        name=name,
-        check=check,
-        time_limit_s=30.0,
-        severity=Status.NODE_FAULT,
-        shadow=False,
-        contexts=("prolog", "retest"),
-    )
-
-
 def test_a_gpu_that_a_job_could_not_use_is_measured_again_by_what_looks_at_gpus() -> None:
-    looks_at_gpus: list[Check] = [Gpu(count=8), Xid(), Dcgm(), Command(argv=("/bin/true",))]
-    checks = [planned(type(each).__name__, each) for each in [*looks_at_gpus, Load()]]
+    gpu: list[Check] = [Gpu(count=8), Xid(), Dcgm(), Command(argv=("/bin/true",))]
+    names = ("gpu", "xid", "dcgm", "command", "load")
+    every = zip([*gpu, Load()], names, strict=True)
+    checks = [planned(check, name, contexts=("retest",)) for check, name in every]
     found = confirming(checks, "device", "n1")
-    assert [each.check for each in found] == looks_at_gpus
+    assert [each.check for each in found] == gpu
 
 
 class Odd(Check, frozen=True, kw_only=True):
@@ -89,7 +80,7 @@ class Odd(Check, frozen=True, kw_only=True):
 
 def test_what_a_check_raises_or_measures_without_sense_does_no_harm() -> None:
     found = {
-        context: run_checks([planned("odd", Odd())], CheckContext(context=context))[0].finding
+        context: run_checks([planned(Odd(), "odd")], CheckContext(context=context))[0].finding
         for context in ("epilog", "prolog", "healthcheck")
     }
     assert found["epilog"].status is Status.NOT_APPLICABLE
