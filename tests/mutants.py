@@ -37,8 +37,8 @@ AREAS: dict[str, tuple[str, str]] = {
         "after_failure check_again decide drains paths unchecked",
     ),
     "node/rules": ("tests/node/rules", "node_rules"),
-    "fleet/standing.py": ("tests/fleet/test_standing.py", "fleet"),
-    "fleet/partners.py": ("tests/fleet/test_partners.py", "fleet"),
+    "fleet/standing.py": ("tests/fleet/test_observation.py", "fleet"),
+    "fleet/partners.py": ("tests/fleet/test_sweep.py", "fleet"),
     "preflight/localize": (
         "tests/preflight/localize",
         "simulated_cpus simulated_devices simulated_fabrics simulated_nodes",

@@ -2,12 +2,19 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import slurm_health
+from slurm_health.records import gpu_load, record_codec, standings
+from slurm_health.records.decoding import JsonDecoder, from_json, from_msgpack
 from slurm_health.records.record_codec import KINDS, VERSION, Entry, NewerVersion, decode, encode
 from slurm_health.records.records import Record
 from slurm_health.records.script_records import ScriptStarted
@@ -85,3 +92,46 @@ def test_a_file_name_that_is_not_utf_8_can_be_recorded() -> None:
     entry = decode(encode(ScriptStarted(script=name, pid=1), entry_id="s:0", time_s=0.0))
 
     assert entry.record == ScriptStarted(script=r"tr\udcffain.sh", pid=1)
+
+
+# --- nested without end, wherever bytes come from -------------------------------------------------
+
+
+PACKAGE = Path(slurm_health.__file__).parent
+DEEP = b'{"x":' + b"[" * 100_000
+
+
+class Thing(msgspec.Struct):
+    """Something that is expected."""
+
+    a: int = 0
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: from_json(DEEP, Thing),
+        lambda: from_json(DEEP, object),
+        lambda: from_msgpack(b"\x81\xa1x" + b"\x91" * 100_000, Thing),
+        lambda: JsonDecoder[Thing](Thing).decode(DEEP),
+        lambda: record_codec.decode(DEEP),
+        lambda: standings.read(DEEP, now_s=0.0),
+    ],
+)
+def test_what_is_nested_without_end_is_a_value_error(read: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        read()
+
+
+def test_a_line_of_a_gpu_monitor_that_is_nested_without_end_is_none() -> None:
+    assert gpu_load.decode(DEEP) is None
+
+
+def test_bytes_are_decoded_in_one_place() -> None:
+    direct = re.compile(r"msgspec\.(?:json|msgpack)\.(?:decode|Decoder)\b")
+    users = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if direct.search(path.read_text())
+    }
+    assert users == {"records/decoding.py"}

@@ -118,16 +118,19 @@ def test_a_child_dies_with_its_parent_even_when_that_is_killed() -> None:
 
 
 def test_reading_never_waits_and_ending_or_killing_twice_is_no_error() -> None:
-    process = start("sleep", "100")
+    process, killed = start("sleep", "100"), start("sleep", "100")
     assert read_available(process.stdout) == read_available(process.stderr) == b""
 
     end_session(process, grace_s=10.0)
     kill_session(process)
     end_session(process, grace_s=0.1)
-
     assert process.returncode == -signal.SIGTERM
-    assert read_available(process.stdout) == b""
-    close_pipes(process)
+
+    kill_session(killed)
+    killed.wait(10)
+    assert read_available(killed.stdout) == b""
+    for each in (process, killed):
+        close_pipes(each)
 
 
 @pytest.mark.parametrize("last_bytes", [None, 1000])

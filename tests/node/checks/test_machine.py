@@ -43,7 +43,7 @@ def test_a_check_calls_what_it_finds_what_it_is(
     found = find_out(msgspec.convert(settings, check_type(check)), well)
 
     assert (found.status, found.text) == (finds, text)
-    assert found.figures.get("xids", 0) == (check == "xid" and finds is not Status.PASS)
+    assert finds is not NODE or found.figures.get("xids", 1) == 1
 
 
 def later(context: CheckContext, seconds: float) -> CheckContext:

@@ -38,11 +38,11 @@ def test_what_is_appended_is_read_in_order_and_whoever_takes_over_goes_on(tmp_pa
     reader = journal.Reader(tmp_path, "n1")
     assert reader.read_new() == []
     journal.Writer(tmp_path, "n1", clock).append(started(1), started(2))
-    assert [entry.id for entry in reader.read_new()] == ["n1:0", "n1:1"]
+    assert [entry.id for entry in reader.read_new()] == ["n1:4", "n1:5"]
     assert reader.read_new() == []
     clock.now_s = 6.00004
     journal.Writer(tmp_path, "n1", clock).append(started(3))
-    assert [entry.id for entry in reader.read_new()] == ["n1:2"]
+    assert [entry.id for entry in reader.read_new()] == ["n1:6"]
 
     entries = journal.read_all(tmp_path, "n1")
 

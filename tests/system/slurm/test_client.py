@@ -9,12 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from slurm_health.records.errors import SlurmCommandError, SlurmError, UnknownJob
+from slurm_health.records.errors import (
+    SlurmCommandError,
+    SlurmCommandMissing,
+    SlurmError,
+    SlurmTimeoutError,
+    UnknownJob,
+)
 from slurm_health.system.slurm.client import Client
+from slurm_health.system.slurm.command import clean_environ, run
+from slurm_health.system.slurm.last_word import became, in_output
 from slurm_health.system.slurm.parsing import Job, Node, parse_pairs
 from tests.cases import cases
 from tests.support.fake_slurm import FakeSlurm
-from tests.support.supervised import write_executable
+from tests.support.supervised import eventually, write_executable
 
 DATA = Path(__file__).parents[2] / "data" / "slurm-22.05"
 
@@ -208,3 +216,107 @@ def test_sacct_is_advised_where_it_would_tell(tmp_path: Path, accounting: str, t
 
     with pytest.raises(UnknownJob, match=told):
         Client(slurm.environ(), patience_s=0).job(99)
+
+
+# --- running a command ----------------------------------------------------------------------------
+
+
+ENVIRON = dict(os.environ)
+
+
+def test_a_failure_tells_command_code_and_words() -> None:
+    with pytest.raises(SlurmCommandError, match="failed with code 3: it broke") as caught:
+        run(["sh", "-c", "echo it broke >&2; exit 3"], environ=ENVIRON)
+
+    assert caught.value.returncode == 3
+    assert caught.value.stderr == "it broke\n"
+
+
+def test_the_path_of_the_environment_counts_and_any_text_is_an_answer(tmp_path: Path) -> None:
+    with pytest.raises(SlurmCommandMissing, match="no-such-command not found on PATH"):
+        run(["no-such-command"], environ=ENVIRON)
+    write_executable(tmp_path / "scontrol", "#!/bin/sh\nprintf 'mine \\377'\n")
+    assert run(["scontrol"], environ={"PATH": f"{tmp_path}:/bin:/usr/bin"}) == "mine \ufffd"
+
+
+def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    began = time.monotonic()
+
+    with pytest.raises(SlurmTimeoutError, match=r"did not answer within 0\.3 s"):
+        run(
+            ["sh", "-c", f"trap '' TERM; sleep 100 & echo $! > {pid_file}; wait"],
+            environ=ENVIRON,
+            deadline_s=0.3,
+        )
+
+    assert time.monotonic() - began < 60
+    pid = int(pid_file.read_text())
+    eventually(lambda: not Path(f"/proc/{pid}").exists(), "the child's end")
+
+    # Nor does a child stay that a command leaves behind.
+    run(["sh", "-c", f"sleep 100 >&- 2>&- & echo $! > {pid_file}"], environ=ENVIRON)
+    left = int(pid_file.read_text())
+    eventually(lambda: not Path(f"/proc/{left}").exists(), "the child's end")
+
+
+def test_what_the_surrounding_job_or_its_user_set_does_not_reach_slurms_commands() -> None:
+    set_by_others = (
+        "SLURM_JOB_ID SLURM_NTASKS_PER_NODE SBATCH_EXCLUDE SALLOC_X SRUN_DEBUG SLURMD_NODENAME"
+        " PMI_RANK PMIX_RANK SQUEUE_STATES SCANCEL_INTERACTIVE SCONTROL_FUTURE SACCT_FORMAT"
+        " SINFO_PARTITION"
+    )
+    kept = {"SLURM_CONF": "/etc/slurm.conf", "PATH": "/bin", "SLURMLIKE": "mine"}
+
+    assert clean_environ({**dict.fromkeys(set_by_others.split(), "1"), **kept}) == kept
+
+
+# --- what became of a job that Slurm ended --------------------------------------------------------
+
+
+NOW_S = 1_700_000_000.0
+
+
+def line(due_to: str = "", *, job: int = 12, time_s: float = NOW_S) -> bytes:
+    """Return what slurmstepd writes, as of Slurm 22.05."""
+    when = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time_s))
+    return f"slurmstepd-n1: error: *** JOB {job} ON n1 CANCELLED AT {when}{due_to} ***\n".encode()
+
+
+@cases("system/slurm/last_word.toml")
+def test_slurms_line_in_the_output_tells(due_to: str, told: str) -> None:
+    assert in_output(b"step 1\n" + line(due_to) + b"Terminated\n", "12", now_s=NOW_S) == told
+    assert in_output(line(due_to), "13", now_s=NOW_S) == ""  # of another job
+    assert in_output(line(due_to), "12", now_s=NOW_S + 3600) == ""  # of an earlier attempt
+    assert in_output(b"*** JOB 12 ON n1 CANCELLED AT 2026-99-99T99:99:99 ***", "12", now_s=0) == ""
+
+
+def test_a_line_counts_whatever_time_zone_the_job_has_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Slurm's daemons write the machine's time."""
+    monkeypatch.delenv("TZ", raising=False)
+    time.tzset()
+    written = line()
+    monkeypatch.setenv("TZ", "Asia/Kathmandu")
+    time.tzset()
+    try:
+        assert in_output(written, "12", now_s=NOW_S) == "the job was cancelled"
+        assert in_output(written, "12", now_s=NOW_S + 3600) == ""
+        assert in_output(line(), "12", now_s=NOW_S) == "the job was cancelled"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_where_the_output_does_not_tell_slurm_is_asked(tmp_path: Path) -> None:
+    slurm = FakeSlurm(tmp_path / "slurm")
+    slurm.run_job(12, ["n1"], state="CANCELLED")
+    environ = {**slurm.environ(), "SLURM_JOB_ID": "12"}
+    with (tmp_path / "out").open("w+b") as output:
+        assert became(environ, now_s=NOW_S, output=output.fileno()) == "the job was cancelled"
+        output.write(line(" DUE TO JOB REQUEUE"))
+        output.flush()
+        assert became(environ, now_s=NOW_S, output=output.fileno()) == "the job was requeued"
+        for outside in ({}, {"SLURM_JOB_ID": "13", "PATH": "/nonexistent"}):
+            assert became(outside, now_s=NOW_S, output=output.fileno()) == ""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,9 @@ import pytest
 from slurm_health.node.rules import drain_note
 from slurm_health.records.errors import SlurmCommandError, SlurmError, SlurmTimeoutError, UnknownJob
 from slurm_health.system.slurm import command
-from slurm_health.system.slurm.parsing import Job, Node
-from slurm_health.system.slurm.reads import Reads, Run, pyslurm_obstacle
+from slurm_health.system.slurm.parsing import Job, JobId, Node
+from slurm_health.system.slurm.reads import Reads, Run, mismatch, pyslurm_obstacle
+from tests.cases import cases
 from tests.lab import Lab
 from tests.lab.errors import DeadlinePassed
 from tests.support.supervised import write_executable
@@ -320,3 +322,61 @@ def test_both_readers_say_the_same_of_a_node_in_maintenance(played: Played) -> N
     finally:
         lab.run(["scontrol", "delete", "ReservationName=m"])
         lab.wait_node("n3", "IDLE")
+
+
+# --- which reader is used, and what becomes of one that breaks ------------------------------------
+
+
+# --- which reader is used ------------------------------------------------------------------------
+
+
+@cases("system/slurm/reader_choice.toml")
+def test_pyslurm_is_used_where_it_fits_and_was_tested(pyslurm: str, slurm: str, said: str) -> None:
+    assert said in mismatch(pyslurm, slurm)
+    assert bool(said) == bool(mismatch(pyslurm, slurm))
+
+
+def test_a_pyslurm_that_ends_its_process_is_replaced_by_the_commands_for_good() -> None:
+    asked: list[str] = []
+
+    def run(argv: Sequence[str]) -> str:
+        asked.append(argv[0])
+        if argv[0] == "scontrol":
+            return (DATA / "node-idle.txt").read_text()
+        # What importing pyslurm does to a process where there is no slurm.conf.
+        environ = {"PATH": "/usr/bin:/bin"}
+        says = "echo 'fatal: Could not establish a configuration source' >&2; exit 1"
+        return command.run(["sh", "-c", says], environ=environ)
+
+    reads = Reads(run, pyslurm=True)
+
+    assert reads.nodes(["n1"])["n1"].state == "IDLE"
+    assert reads.nodes(["n1"])["n1"].state == "IDLE"
+    assert asked == [sys.executable, "scontrol", "scontrol"]
+
+
+def test_a_pyslurm_that_hangs_is_not_waited_for_twice() -> None:
+    def run(argv: Sequence[str]) -> str:
+        raise SlurmTimeoutError(argv, 8)
+
+    with pytest.raises(SlurmTimeoutError):
+        Reads(run, pyslurm=True).nodes([])
+
+
+@pytest.mark.parametrize("job_id", [18, "18_1"], ids=["an id", "a task by name"])
+def test_jobs_are_read_through_the_commands_though_pyslurm_is_used(job_id: JobId) -> None:
+    ran: list[str] = []
+
+    def run(argv: Sequence[str]) -> str:
+        ran.append(argv[0])
+        return (DATA / "job-array.txt").read_text()
+
+    Reads(run, pyslurm=True).job(job_id)
+
+    assert ran == ["scontrol"]
+
+
+@pytest.mark.parametrize("answer", ["", "nonsense", "[1]", '[{"name": "n1"}]', "{}"])
+def test_nonsense_from_pyslurms_process_is_an_error(answer: str) -> None:
+    with pytest.raises(SlurmError, match="nonsense"):
+        Reads(lambda _argv: answer, pyslurm=True).nodes([])

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm-health templates`: what a newcomer finds where there is only the package."""
+"""Commands that need no job: explain, plan and templates."""
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -11,10 +12,95 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
+from slurm_health.cli.plan import plan
+from slurm_health.records.errors import UsageError
 from slurm_health.system import templates
 from slurm_health.system.templates import TemplateKind
+from tests.cases import cases
 from tests.support.command_line import one_line, slurm_health
+
+
+def test_an_xid_is_told_in_a_few_lines_and_to_programs_in_json() -> None:
+    done = slurm_health("explain", "sxid", "22003")  # which need no quotes
+    one = json.loads(slurm_health("explain", "--json", "31").stdout)
+
+    assert done.stdout.splitlines()[0].startswith("SXid 22003: always fatal")
+    assert "the node is drained" in done.stdout
+    assert (one["name"], one["status"], one["whose"]) == ("Xid 31", "pass", "program")
+    assert len(json.loads(slurm_health("explain", "--json").stdout)) > 50
+
+
+def test_all_that_is_known_is_a_table() -> None:
+    lines = slurm_health("explain").stdout.splitlines()
+
+    assert lines[0].split() == ["NAME", "FINDING", "WHOSE", "WHAT"]
+    assert any(line.split()[:2] == ["soft-lockup", "warning"] for line in lines)
+
+
+@pytest.mark.parametrize("words", [["9999"], ["all is well\x1b[31m"], [""]])
+def test_what_no_check_knows_is_a_sentence_and_how_to_ask(words: list[str]) -> None:
+    done = slurm_health("explain", *words)
+
+    assert done.code == 2, done
+    assert "not known to the checks" in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+def test_which_of_two_files_failed_first_is_not_claimed(tmp_path: Path) -> None:
+    for name, error in (("out-0", "KeyError: 'lr'"), ("out-1", "ValueError: bad label 17")):
+        text = f'Traceback (most recent call last):\n  File "train.py", line 9, in main\n{error}\n'
+        (tmp_path / name).write_text(text)
+    both = slurm_health("explain", str(tmp_path)).stdout
+    one = slurm_health("explain", str(tmp_path / "out-0")).stdout
+
+    assert "a process failed: KeyError: 'lr'; 1 other failed too; which was first" in both
+    assert "a process failed first: KeyError: 'lr'\n" in one
+
+
+# --- plan -----------------------------------------------------------------------------------------
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(plan, arguments)
+
+
+def output(*arguments: str) -> str:
+    result = call(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_faults_are_found_and_explained_and_without_any_one_round_is_enough() -> None:
+    text = output("n[1-8]", "--bad", "n3,n7:slow=1.3")
+    assert "n3 faulty: no allgather with n" in text
+    assert "n7 slow: allgather slow with n" in text
+    assert "healthy: n[1-2,4-6,8] (6 nodes)" in text
+    shared = output("n[1-16]", "--bad", "n[2-3]:compute=2,n5:flaky=1")
+    assert [line.split()[:2] for line in shared.splitlines() if " (probability" in line] == [
+        ["n5", "faulty:"],
+        ["n2", "slow:"],
+        ["n3", "slow:"],
+    ]
+    assert "verdict after 1 round:" in output("n[1-8]")
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    first, again = (output("n[1-6]", "--bad", "n3:flaky=0.5", "--seed", "3") for _ in range(2))
+    assert first == again
+    assert first != output("n[1-6]", "--bad", "n3:flaky=0.5", "--seed", "4")
+
+
+@cases("cli/plan.toml")
+def test_what_cannot_be_served_is_said(arguments: list[str], problem: str) -> None:
+    result = call(*arguments)
+    assert isinstance(result.exception, UsageError)
+    assert problem in str(result.exception)
+
+
+# --- templates ------------------------------------------------------------------------------------
+
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(templates.every())
