@@ -288,32 +288,31 @@ def opened_here() -> Iterator[set[str]]:
 
 
 @pytest.mark.root
-def test_no_file_of_another_user_is_opened_in_roots_own_process(public_path: Path) -> None:
-    for job in (12, 13):
+def test_root_opens_no_file_of_another_user_and_what_that_user_may_not_read_hides_no_other_job(
+    public_path: Path,
+) -> None:
+    for job in (12, 13, 14, 15):
         write_healthy_run(public_path, job=job, nodes=("n1", "n2"))
-    (public_path / "lab").chmod(0o1777)
-    give(public_path / "lab" / "12")
+    lab = public_path / "lab"
+    lab.chmod(0o1777)
+    for name in ("12", "14", "15"):
+        give(lab / name)
+    (lab / "14" / "0" / "n1.jsonl").chmod(0o000)
+    os.truncate(journal.path_of(lab / "15" / "0", "n1"), 1 << 40)
 
     with opened_here() as names:
         jobs = {job for job, _ in checks_of(public_path, public_path / "index", "n1")}
+    usual, closed, large = read(public_path, THEIRS, "12", "14", "15")
 
     assert jobs == {"12", "13"}
-    assert "13" in names
-    assert "12" not in names
-
-
-@pytest.mark.root
-def test_root_reads_nothing_that_the_owner_of_a_journal_may_not_read(public_path: Path) -> None:
-    write_healthy_run(public_path, job=12, nodes=("n1", "n2"))
-    (public_path / "lab").chmod(0o1777)
-    give(public_path / "lab" / "12")
-    closed = public_path / "lab" / "12" / "0" / "n1.jsonl"
-    closed.chmod(0o000)
-
-    (reading,) = read(public_path, THEIRS, "12")
-
-    assert isinstance(reading, JobReading)
-    assert "Permission denied" in reading.trouble
+    assert ("13" in names, "12" in names) == (True, False)
+    assert isinstance(usual, JobReading)
+    assert isinstance(closed, JobReading)
+    assert isinstance(large, JobReading)
+    assert (usual.trouble, len(usual.checks)) == ("", 1)
+    assert "Permission denied" in closed.trouble
+    assert "n1.jsonl has 1099511627776 bytes" in large.trouble
+    assert large.final_s == NEVER_S  # it is looked at until it can be read
 
 
 def test_the_last_ones_of_any_number_of_runs_are_read(tmp_path: Path) -> None:
@@ -328,25 +327,6 @@ def test_the_last_ones_of_any_number_of_runs_are_read(tmp_path: Path) -> None:
     assert [check.label for check in reading.checks] == [str(MOST_RUNS)]
     assert f"it has more than {MOST_RUNS} runs" in reading.trouble
     assert read_job(tmp_path, KnownJob("lab", "12", reading.stamp)) is None
-
-
-@pytest.mark.root
-def test_a_journal_beyond_all_size_hides_no_other_job_of_its_owner(public_path: Path) -> None:
-    for job in (12, 13):
-        write_healthy_run(public_path, job=job, nodes=("n1", "n2"))
-    (public_path / "lab").chmod(0o1777)
-    run = public_path / "lab" / "12" / "0"
-    os.truncate(journal.path_of(run, "n1"), 1 << 40)
-    for directory in ("12", "13"):
-        give(public_path / "lab" / directory)
-
-    large, usual = read(public_path, THEIRS, "12", "13")
-
-    assert isinstance(large, JobReading)
-    assert isinstance(usual, JobReading)
-    assert "n1.jsonl has 1099511627776 bytes" in large.trouble
-    assert large.final_s == NEVER_S  # it is looked at until it can be read
-    assert (usual.trouble, len(usual.checks)) == ("", 1)
 
 
 # Kills whatever becomes this user, as that user could: no other test has it.

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 
 from slurm_health.records.gpu_load import (
     Burn,
@@ -72,20 +71,7 @@ def test_each_reason_has_its_words(reasons: int, said: str) -> None:
     assert said in words(burn(reasons=steady(reasons)))[0]
 
 
-@pytest.mark.parametrize(
-    "series",
-    [
-        *({"reasons": steady(reason)} for reason in (0x2, 0x10, 0x100, 0x200)),
-        {"clock_mhz": steady(1500), "reasons": [0x4]},  # the power cap is normal under load
-        {"clock_mhz": steady(1980), "reasons": [0, 0x8, 0]},  # it blinks once
-        # What was there before the burn is not of the burn.
-        {"uncorrected": [7, 7]},
-        {"remapped_rows": [4, 4]},
-        {"remap_pending": [True, True]},
-        {"remap_failed": [True, True]},
-        {"uncorrected": [None, 3]},
-    ],
-)
+@cases("records/gpu_load.toml")
 def test_what_is_usual_or_was_there_before_the_burn_is_not_told(
     series: dict[str, list[object]],
 ) -> None:
@@ -122,6 +108,7 @@ def test_counters_that_grow_during_the_burn_are_told(
 
 def test_a_gpu_that_tells_nothing_is_not_accused() -> None:
     silent = burn(clock_mhz=[None, None])
+    assert words(burn(uncorrected=[None, 3])) == []
 
     assert words(silent) == []
     assert silent.clock_mhz is None

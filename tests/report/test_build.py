@@ -4,6 +4,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from slurm_health.records.record_codec import Entry
@@ -64,41 +65,28 @@ def run_with_a_round(tmp_path: Path, *samples: Sampled, bad: str = "") -> Run:
 # --- figures -------------------------------------------------------------------------------------
 
 
-PAIR = ["n1", "n2"]
-
-
-@pytest.mark.parametrize(
-    ("samples", "bad", "figures"),
-    [
-        pytest.param(
-            [("n1", "allgather", 80.0), ("n2", "allgather", 100.0)],
-            "",
-            {("n1", "allgather"): [0.32], ("n2", "allgather"): [0.32]},
-            id="a group is as fast as its slowest member",
-        ),
-        pytest.param(
-            [("n1", "allgather", 300.0), ("n2", "allgather", 300.0), ("n1", "matmul", 40.0)],
-            "n2",
-            {("n1", "allgather"): [], ("n1", "matmul"): [50.0], ("n2", "allgather"): [0.107]},
-            id="a good node is not shown the figure of its bad partner",
-        ),
-        pytest.param(
-            [("n1", "allgather", 80.0)],
-            "",
-            {("n1", "allgather"): []},
-            id="a group of which a member is missing has none",
-        ),
-    ],
-)
+@cases("report/build.toml")
 def test_a_node_is_shown_the_figures_that_are_its_own(
     tmp_path: Path,
     samples: list[tuple[str, str, float]],
     bad: str,
-    figures: dict[tuple[str, str], list[float]],
+    figures: dict[str, dict[str, list[float]]],
 ) -> None:
-    measured = [sampled(node, 0, PAIR, probe, time_ms) for node, probe, time_ms in samples]
+    pair = ["n1", "n2"]
+    measured = [sampled(node, 0, pair, probe, time_ms) for node, probe, time_ms in samples]
     report = run_with_a_round(tmp_path, *measured, bad=bad)
-    assert {at: values(report, *at) for at in figures} == figures
+    for node, expected in figures.items():
+        assert {probe: values(report, node, probe) for probe in expected} == expected
+
+
+@cases("report/build.toml")
+def test_what_was_not_measured_is_missing_and_not_zero(
+    tmp_path: Path, sample: dict[str, Any]
+) -> None:
+    record = msgspec.convert({"node": "n1", "round": 0, "group": ["n1"], **sample}, Sampled)
+    huge = msgspec.structs.replace(record, total_bytes=10**400)
+    for one in (record, huge):
+        assert node_of(run_with_a_round(tmp_path, one), "n1").figures == {}
 
 
 def test_the_figure_of_a_bad_path_is_held_against_neither_end(tmp_path: Path) -> None:
@@ -115,26 +103,6 @@ def test_the_figure_of_a_bad_path_is_held_against_neither_end(tmp_path: Path) ->
     )
 
     assert values(report_of(run), "n1", "allgather") == []
-
-
-@pytest.mark.parametrize(
-    ("probe", "iteration_ms", "more"),
-    [
-        ("allgather", [[5.0]], {}),
-        ("matmul", [[5.0]], {}),
-        ("gpt", [[], []], {}),
-        ("gpt", [[0.0]], {}),
-        ("allgather", [[5.0]], {"world_size": 2, "total_bytes": 10**400}),
-        ("allgather", [[5.0]], {"world_size": 0, "total_bytes": 8}),
-    ],
-)
-def test_what_was_not_measured_is_missing_and_not_zero(
-    tmp_path: Path, probe: str, iteration_ms: list[list[float]], more: dict[str, Any]
-) -> None:
-    sample = Sampled(
-        node="n1", round=0, group=["n1"], probe=probe, iteration_ms=iteration_ms, **more
-    )
-    assert node_of(run_with_a_round(tmp_path, sample), "n1").figures == {}
 
 
 # --- how far a check got -------------------------------------------------------------------------

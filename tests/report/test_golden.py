@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -92,29 +91,6 @@ def keys(value: object) -> Iterator[str]:
     elif isinstance(value, list):
         for inner in value:
             yield from keys(inner)
-
-
-def test_a_number_has_its_unit_in_its_name(tmp_path: Path) -> None:
-    made: dict[str, Any] = json.loads(
-        export.as_json(export.job_document(story_of(tmp_path, "running")))
-    )
-    plain = re.compile(
-        r"(_s|_ms|_gb_per_s|_gflop_per_s|attempt|check|round|step|steps|rank|ranks|restart|restarts"
-        r"|exit_code|signal|slowdown|probability|ratio|job_id|schema|pid|index|since_start|launch"
-        r"|max_restarts)$"
-    )
-
-    def numbers(value: object, name: str) -> Iterator[str]:
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                yield from numbers(inner, key)
-        elif isinstance(value, list):
-            for inner in value:
-                yield from numbers(inner, name)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield name
-
-    assert {name for name in numbers(made, "") if not plain.search(name)} == set()
 
 
 def test_every_key_of_the_object_is_described(tmp_path: Path) -> None:

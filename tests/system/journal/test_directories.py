@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,18 +21,15 @@ from slurm_health.records.records import (
     Disposition,
     JobOutcome,
     Record,
-    RunStarted,
     VerdictReached,
 )
 from slurm_health.report.find import runs_of_job
 from slurm_health.system import journal
+from tests.cases import cases
 from tests.support.journals import Clock, run_started, write_healthy_run
 from tests.support.stranger import given_to
 
 STARTED = run_started(["n1", "n2"], run_id="now", start_time_s=1000)
-
-
-JUDGED = VerdictReached(nodes=[])
 
 
 def write(root: Path, label: str, *records: Record) -> Path:
@@ -41,75 +39,40 @@ def write(root: Path, label: str, *records: Record) -> Path:
     return directory
 
 
-def before(**changes: object) -> RunStarted:
-    return msgspec.structs.replace(STARTED, run_id="before", **changes)
-
-
-def finished(disposition: str) -> JobOutcome:
-    return JobOutcome(disposition=Disposition(disposition), exit_code=1)
-
-
-AGAIN = msgspec.structs.replace(STARTED, attempt=1)
-FEWER = msgspec.structs.replace(STARTED, nodes=["n1"])
-PROCEEDED, STOPPED = ([JUDGED, finished(word)] for word in ("proceed", "stop"))
-
-
-@pytest.mark.parametrize(
-    ("there", "asked", "name", "taken_over"),
-    [
-        pytest.param({}, STARTED, "0", None, id="the first has the attempt's number"),
-        pytest.param({"0": []}, STARTED, "0", None, id="an empty directory is used"),
-        pytest.param(
-            {"0": [before(), finished("requeue")]}, AGAIN, "1", None, id="the next attempt's own"
-        ),
-        pytest.param({"0": [before()]}, STARTED, "0-2", None, id="cut short: begun again beside"),
-        pytest.param({"0": [STARTED]}, STARTED, "0-2", None, id="one's own cut short: the same"),
-        pytest.param({"0": [before(), JUDGED]}, STARTED, "0", before(), id="cut short when judged"),
-        pytest.param(
-            {"0": [before(), JUDGED, finished("requeue")]},
-            STARTED,
-            "0",
-            before(),
-            id="its requeue did not happen",
-        ),
-        *(
-            pytest.param(
-                {"0": [before(), *ended], "0-2": [before(), *ended]}, STARTED, "0-3", None, id=what
-            )
-            for what, ended in (("after it went on", PROCEEDED), ("after it stopped", STOPPED))
-        ),
-        # A start before, or the script's own check, and then this one's, whose word was not heard.
-        pytest.param(
-            {"0": [before(), *PROCEEDED], "0-2": [STARTED, *PROCEEDED]},
-            FEWER,
-            "0-2",
-            STARTED,
-            id="ended unheard",
-        ),
-        *(
-            pytest.param({"0": [before(**other), JUDGED]}, STARTED, "0-2", None, id="an older job")
-            for other in ({"nodes": ["n1", "n3"]}, {"user": "other"}, {"start_time_s": 999})
-        ),
-    ],
-)
+@cases("system/journal/directories.toml")
 def test_a_check_takes_over_what_was_cut_short_and_else_has_a_directory_of_its_own(
     tmp_path: Path,
-    there: dict[str, list[Record]],
-    asked: RunStarted,
+    there: dict[str, list[str]],
+    older: dict[str, Any],
+    asked: dict[str, Any],
     name: str,
-    taken_over: RunStarted | None,
+    takes_over: str,
 ) -> None:
-    for label, records in there.items():
-        write(tmp_path, label, *records)
-    directory, started = journal.directory_of_check(tmp_path, asked)
-    assert (directory, started) == (tmp_path / "lab" / "12" / name, taken_over or asked)
+    before = msgspec.structs.replace(STARTED, run_id="before", **older)
+    records: dict[str, Record] = {
+        "before": before,
+        "ours": STARTED,
+        "judged": VerdictReached(nodes=[]),
+        **{
+            word: JobOutcome(disposition=Disposition(word), exit_code=1)
+            for word in ("proceed", "stop", "requeue")
+        },
+    }
+    for label, words in there.items():
+        write(tmp_path, label, *(records[word] for word in words))
+    wanted = msgspec.structs.replace(STARTED, **asked)
+    expected = records[takes_over] if takes_over else wanted
+
+    found = journal.directory_of_check(tmp_path, wanted)
+
+    assert found == (tmp_path / "lab" / "12" / name, expected)
 
 
 def test_a_check_that_failed_is_the_last_of_its_name(tmp_path: Path) -> None:
     assert journal.directory_of_failed_check(tmp_path, STARTED)[0].name == "0"
     write(tmp_path, "0", STARTED)
     write(tmp_path, "0-2", STARTED)
-    write(tmp_path, "0-3", before())
+    write(tmp_path, "0-3", msgspec.structs.replace(STARTED, run_id="before"))
 
     directory, started = journal.directory_of_failed_check(tmp_path, STARTED)
 
