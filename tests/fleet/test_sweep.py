@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 
 from slurm_health.fleet.index import Index
 from slurm_health.fleet.partners import groups
-from slurm_health.fleet.sweep import EndedJob, Sweep, SweepSettings, ended_text, script
+from slurm_health.fleet.sweep import EndedJob, Sweep, SweepSettings, Turn, ended_text, script
 from slurm_health.records.errors import JournalError
 from tests.cases import cases
 from tests.support.fake_slurm import FakeSlurm
+
+NOW_S = 1_700_000_000.0
 
 
 def swept(root: Path, environ: Mapping[str, str] | None = None, *sbatch: str) -> Sweep:
@@ -28,12 +30,14 @@ def swept(root: Path, environ: Mapping[str, str] | None = None, *sbatch: str) ->
     return Sweep(settings, root, environ or {})
 
 
-NOW_S = 1_700_000_000.0
-
-
 @pytest.fixture
 def sweep(tmp_path: Path) -> Sweep:
     return swept(tmp_path)
+
+
+def turn_of(sweep: Sweep) -> Turn:
+    with contextlib.closing(Index(None)) as index:
+        return sweep.run(index, now_s=NOW_S)
 
 
 def run(sweep: Sweep, job: int, *words: str, ended_by_slurm: str = "") -> None:
@@ -94,8 +98,7 @@ def test_a_person_has_to_look_if_a_job_failed(
     for number, code in enumerate(codes):
         run(sweep, 4700 + number, "sh", "-c", f"exit {code}")
 
-    with contextlib.closing(Index(None)) as index:
-        turn = sweep.run(index, now_s=NOW_S)
+    turn = turn_of(sweep)
 
     assert turn.exit_code == exit_code, turn
 
@@ -117,8 +120,7 @@ def test_nodes_of_a_reservation_are_passed_over_unless_the_jobs_are_in_one(
     for name in ("n1", "n2", "n3"):
         slurm.change_node(name, state="IDLE+RESERVED")
 
-    with contextlib.closing(Index(None)) as index:
-        turn = swept(tmp_path, slurm.environ(), *options).run(index, now_s=NOW_S)
+    turn = turn_of(swept(tmp_path, slurm.environ(), *options))
 
     assert [line.split()[1] for line in turn.lines] == [chosen]
     assert f"of {idle} idle nodes are due" in turn.notes[-1]
@@ -129,8 +131,7 @@ def test_nodes_that_do_not_answer_slurm_are_passed_over(tmp_path: Path, silent: 
     slurm = partition(tmp_path / "slurm", [f"n{number}" for number in range(1, 6)])
     slurm.change_node("n1", state=silent)
 
-    with contextlib.closing(Index(None)) as index:
-        turn = swept(tmp_path, slurm.environ()).run(index, now_s=NOW_S)
+    turn = turn_of(swept(tmp_path, slurm.environ()))
 
     assert [line.split()[1] for line in turn.lines] == ["n[2-4]"]
 

@@ -39,18 +39,13 @@ def slurm(tmp_path: Path) -> FakeSlurm:
     return FakeSlurm(tmp_path / "slurm")
 
 
+def asked_for(root: Path, environ: Mapping[str, str] = NO_SLURM, **asked: Any) -> LatestJobs:
+    how = {"count": 10, "cluster": None, "name": "", **asked}
+    return latest_jobs(root, how.pop("count"), now_s=2e9, environ=environ, **how)
+
+
 def listed(root: Path, environ: Mapping[str, str] = NO_SLURM, **asked: Any) -> list[LatestJob]:
     return asked_for(root, environ, **asked).jobs
-
-
-def asked_for(
-    root: Path,
-    environ: Mapping[str, str] = NO_SLURM,
-    count: int = 10,
-    cluster: str | None = None,
-    name: str = "",
-) -> LatestJobs:
-    return latest_jobs(root, count, cluster=cluster, now_s=2e9, environ=environ, name=name)
 
 
 def checked(root: Path, *jobs: int, cluster: str = "lab") -> None:

@@ -74,6 +74,12 @@ def left_behind(job: int = JOB) -> Iterator[HeldProcess]:
             pass
 
 
+def listed(node: Node, *ending: CompletingJob) -> tuple[listing.Listing, str]:
+    """Return what `nodes` lists, and its text."""
+    found = listing.listing(node.site, Client(node.environ()).nodes(), node.now_s, ending)
+    return found, listing.text(found, node.now_s)
+
+
 def drain_of(node: Node, name: str = "", **changes: object) -> SlurmDrain:
     record = SlurmDrain(
         node=name or node.name,
@@ -127,8 +133,7 @@ def test_a_node_that_was_returned_is_listed_for_a_day_unless_someone_else_return
     node.slurm.set({"n3": ("IDLE", "")})
     pass_after_pass(node, 1)
 
-    report = listing.listing(node.site, Client(node.environ()).nodes(), node.now_s)
-    text = listing.text(report, node.now_s)
+    _, text = listed(node)
     assert text.count("returned: n3") == shown
     assert text.count("returned by slurm-health") == shown
     assert listing.listing(node.site, {}, node.now_s + 86_400).returned == {}
@@ -183,7 +188,7 @@ def test_a_wave_returns_no_node_and_counts_against_the_breaker(
     pass_after_pass(node, 4)
     assert node.state == "IDLE+DRAIN"
     assert "4 nodes within the hour" in node.said
-    (group,) = listing.listing(node.site, Client(node.environ()).nodes(), node.now_s).by_slurm
+    (group,) = listed(node)[0].by_slurm
     assert (group.nodes, group.needs_administrator) == ("n[3-5,7]", True)
     slurm.set({"n6": ("IDLE", "")})
     other = Node(node.directory.parent, "n6", slurm, node.shared)
@@ -219,8 +224,7 @@ def test_the_processes_that_a_job_leaves_are_named_and_must_end(node: Node) -> N
         pass_after_pass(node, 3)
         assert node.state == "IDLE+DRAIN"
         assert f"Kill task failed, job {JOB} of nobody): sleep({process.pid}) stopped" in node.said
-        shown = listing.listing(node.site, Client(node.environ()).nodes(), node.now_s)
-        assert f"sleep({process.pid})" in listing.text(shown, node.now_s)
+        assert f"sleep({process.pid})" in listed(node)[1]
     pass_after_pass(node, 2)
     assert node.state == "IDLE"
 
@@ -276,21 +280,16 @@ def test_a_process_that_has_ended_and_a_mount_that_is_gone_hold_nothing_up(node:
 def test_a_job_that_stays_in_completing_is_listed(node: Node) -> None:
     node.slurm.set({"n3": ("IDLE+COMPLETING", "")})
     ends = CompletingJob(job=7, array=7, uid=NOBODY, ended_s=int(node.now_s) - 300, nodes=("n3",))
-    shown = listing.listing(node.site, Client(node.environ()).nodes(), node.now_s, [ends])
-    assert "n3  job 7 of nobody ended 5 min ago and stays in COMPLETING" in listing.text(
-        shown, node.now_s
-    )
+    shown, text = listed(node, ends)
+    assert "n3  job 7 of nobody ended 5 min ago and stays in COMPLETING" in text
     assert shown.needs_administrator
     young = msgspec.structs.replace(ends, ended_s=int(node.now_s) - 30)
-    assert not listing.listing(
-        node.site, Client(node.environ()).nodes(), node.now_s, [young]
-    ).by_slurm
+    assert not listed(node, young)[0].by_slurm
 
 
 def test_a_node_in_inval_is_never_advised_to_be_released(drained: Node) -> None:
     drained.slurm.set({"n3": ("IDLE+DRAIN+INVALID_REG", drained.reason)})
-    shown = listing.listing(drained.site, Client(drained.environ()).nodes(), drained.now_s)
-    text = listing.text(shown, drained.now_s)
+    _, text = listed(drained)
     assert "INVAL: Slurm refuses what the node registers" in text
     assert "nodes release" not in text
 
