@@ -33,8 +33,6 @@ HOSTILE_TEXTS = {
 
 
 HOSTILE_FILES = "writable, linked, hard linked, a pipe, a directory, a device, in a linked one"
-    "writable, linked, hard linked, a pipe, a directory, a device, in a linked directory"
-)
 
 
 def lay(story: Story, what: str) -> None:
