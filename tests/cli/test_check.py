@@ -46,17 +46,6 @@ def test_a_check_that_cannot_begin_says_what_to_do_instead(
     assert all(text.format(tmp_path) in line for text in said)
 
 
-def test_a_check_of_one_machine_prints_its_nodes_and_leaves_with_their_verdict(
-    tmp_path: Path, workers: Path
-) -> None:
-    done = slurm_health(*local(tmp_path))
-
-    assert done.code == 0
-    assert "local[0-2]" in done.stdout
-    assert "healthy" in done.stdout
-    assert workers.is_dir()
-
-
 def test_a_bad_node_is_exit_code_1_whoever_reads_the_output(tmp_path: Path, workers: Path) -> None:
     (workers / "local1").write_text("raises")
     reading, writing = os.pipe()
@@ -110,38 +99,27 @@ def test_the_probes_run_with_what_a_file_exports_and_a_failed_exchange_names_the
     assert "secret" not in written + done.stdout + done.stderr
 
 
-def localize(tmp_path: Path, text: str) -> dict[str, str]:
-    """Return the environment of a site that has chosen something about localisation."""
-    file = tmp_path / "config.toml"
-    file.write_text(f"[localize]\n{text}\n" if text else "")
-    return {"SLURM_HEALTH_CONFIG": str(file)}
-
-
 @pytest.mark.parametrize(
-    ("site", "pairs"), [("", 1), ("min_rounds = 3", 3)], ids=["default", "site"]
+    ("site", "check", "rounds", "level"),
+    [
+        ("", "allgather", 1, "healthy"),
+        ("min_rounds = 3", "allgather", 3, "healthy"),
+        # Nodes that are all slow are found by what hardware should take, above the floor.
+        ("expected_ms = { matmul = 1 }\ncompute_floor = 0.1", "quick", None, "slow"),
+        ("expected_ms = { matmul = 1 }\ncompute_floor = 3.0", "quick", None, "healthy"),
+    ],
 )
-def test_a_check_takes_as_many_rounds_as_the_site_wants(
-    tmp_path: Path, workers: Path, site: str, pairs: int
+def test_a_check_localizes_as_the_site_wants(
+    tmp_path: Path, workers: Path, site: str, check: str, rounds: int | None, level: str
 ) -> None:
-    done = slurm_health(
-        *local(tmp_path, "--local=2", "--check=allgather", "--json"),
-        environ=localize(tmp_path, site),
-    )
+    file = tmp_path / "config.toml"
+    file.write_text(f"[localize]\n{site}\n" if site else "")
+    words = local(tmp_path, "--local=2", f"--check={check}", "--json")
 
-    assert done.code == 0
-    assert len(json.loads(done.stdout)["rounds"]) == pairs
+    found = json.loads(slurm_health(*words, environ={"SLURM_HEALTH_CONFIG": str(file)}).stdout)
 
-
-def test_nodes_that_are_all_slow_are_found_by_what_hardware_should_take_above_the_floor(
-    tmp_path: Path, workers: Path
-) -> None:
-    words = local(tmp_path, "--local=2", "--check=quick", "--json")
-    sites = [f"expected_ms = {{ matmul = 1 }}\ncompute_floor = {floor}" for floor in ("0.1", "3.0")]
-
-    found = [slurm_health(*words, environ=localize(tmp_path, site)) for site in sites]
-
-    levels = [{node["level"] for node in json.loads(done.stdout)["nodes"]} for done in found]
-    assert levels == [{"slow"}, {"healthy"}]
+    assert {node["level"] for node in found["nodes"]} == {level}
+    assert rounds in (None, len(found["rounds"]))
 
 
 @cases("cli/check.toml")

@@ -50,15 +50,11 @@ def test_the_line_gives_way_to_what_is_logged_and_leaves_nothing() -> None:
         f"{erase}waiting for round 0{erase}round 1\n{erase}waiting for round 1{erase}"
     )
 
-
-def test_the_line_is_not_drawn_faster_than_anybody_reads() -> None:
-    terminal = Terminal()
-    line = ProgressLine(terminal, monotonic=iter([0.0, 0.1, 0.3]).__next__)
-
+    shown = Terminal()  # it is not drawn faster than anybody reads
+    quick = ProgressLine(shown, monotonic=iter([0.0, 0.1, 0.3]).__next__)
     for text in ("a", "b", "c"):
-        line.show(text)
-
-    assert terminal.getvalue() == "\r\x1b[Ka\r\x1b[Kc"
+        quick.show(text)
+    assert shown.getvalue() == "\r\x1b[Ka\r\x1b[Kc"
 
 
 def test_what_the_encoding_of_the_output_does_not_have_is_replaced(tmp_path: Path) -> None:

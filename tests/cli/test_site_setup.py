@@ -84,6 +84,9 @@ def test_scripts_elsewhere_read_the_sites_file_beside_them_and_say_that_it_is_mi
     assert said.count("config.toml, which") == 1
     (tmp_path / "config.toml").touch()
     assert CliRunner().invoke(site_setup.init_hooks, [str(tmp_path)]).stderr == ""
+    (tmp_path / "file").touch()
+    refused = CliRunner().invoke(site_setup.init_hooks, [str(tmp_path / "file")])
+    assert "cannot write" in str(refused.exception)
 
 
 def installed(directory: Path) -> dict[str, str]:
@@ -127,10 +130,3 @@ def test_installing_over_a_file_in_another_encoding_keeps_its_bytes(tmp_path: Pa
     assert b"\nlimit=90\n" in text
     assert prolog.stat().st_mode & 0o777 == 0o755
     assert [each.name for each in prolog.parent.glob(".*")] == []
-
-
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    (tmp_path / "prolog").write_text("")
-    words = [str(tmp_path)]
-    ran = CliRunner().invoke(site_setup.init_hooks, words, standalone_mode=False)
-    assert "cannot write" in str(ran.exception)

@@ -220,16 +220,17 @@ def test_what_cannot_be_asked_or_counted_is_not_measured(tmp_path: Path) -> None
 
 
 def test_only_what_the_machine_has_is_drafted(tmp_path: Path) -> None:
-    titles = ("[checks.nvme]", "[checks.bmc]", "[checks.amd-gpu]")
+    titles = ("[checks.nvme]", "[checks.bmc]", "[checks.amd-gpu]", "[checks.dcgm]")
     bare = tree(tmp_path / "bare", {"/proc/meminfo": ""})
     assert not [title for title in titles if title in draft(bare, node="n1")[0]]
     files = {"/sys/class/nvme/nvme0/transport": "pcie\n", "/dev/ipmi0": ""}
     full = tree(tmp_path / "full", files)
-    for name in ("nvme", "ipmitool"):
+    for name in ("nvme", "ipmitool", "dcgmi"):
         (tmp_path / "full/usr/bin").mkdir(parents=True, exist_ok=True)
         write_executable(tmp_path / "full/usr/bin" / name, "#!/bin/sh\n")
 
     text, _ = draft(full, node="n1")
 
     assert "[checks.nvme]\ncount = 1\nshadow = true\n" in text
+    assert "[checks.dcgm]\nlevel = 2\ntime_limit_s = 300\nshadow = true\n" in text
     assert "[checks.bmc]\ntime_limit_s = 40\nshadow = true\n" in text

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,7 +14,9 @@ import pytest
 from slurm_health.node import STATE_FILE, shared, state
 from slurm_health.node.hooks import healthcheck, nodes
 from slurm_health.node.notify import EventKind
+from slurm_health.node.site import load_for_hook
 from slurm_health.node.store import held
+from slurm_health.records.errors import ConfigError
 from slurm_health.system.killable import Answered, run_guarded
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Node as SlurmNode
@@ -48,7 +49,11 @@ def test_one_that_begins_while_another_is_at_work_ends_at_once_and_says_so(node:
 def test_a_child_that_the_kernel_may_hold_does_not_hold_the_lock(node: Node) -> None:
     def open_files() -> bytes:
         lock = (node.site.state / healthcheck.LOCK).stat()
-        return b"open" if any(os.path.samestat(lock, each) for each in _open_files()) else b"closed"
+        for number in range(1024):
+            with contextlib.suppress(OSError):
+                if os.path.samestat(lock, os.fstat(number)):
+                    return b"open"
+        return b"closed"
 
     with held(node.site.state / healthcheck.LOCK) as free:
         assert free
@@ -57,23 +62,16 @@ def test_a_child_that_the_kernel_may_hold_does_not_hold_the_lock(node: Node) -> 
     assert seen.data == b"closed"
 
 
-def _open_files() -> Iterator[os.stat_result]:
-    for number in range(1024):
-        with contextlib.suppress(OSError):
-            yield os.fstat(number)
-
-
-def test_a_drained_node_that_stays_bad_is_not_drained_again_and_says_so(drained: Node) -> None:
+def test_a_drained_node_that_stays_bad_is_not_drained_again_and_comes_back_after_three_passes(
+    drained: Node,
+) -> None:
     drained.break_it()
     pass_after_pass(drained, 5)
-    assert drained.slurm.calls() == ["show node -o n3"] * 5
     assert drained.state == "IDLE+DRAIN"
     assert "already out of the pool: IDLE+DRAIN: shealth: /broken exists" in drained.said
-
-
-def test_it_comes_back_after_three_fresh_passes(drained: Node) -> None:
+    drained.mend()
     pass_after_pass(drained, 2)
-    assert drained.slurm.calls() == ["show node -o n3"] * 2  # is the drain still ours?
+    assert drained.slurm.calls() == ["show node -o n3"] * 7  # is the drain still ours?
     pass_after_pass(drained, 1)
     assert (drained.state, drained.reason) == ("IDLE", "")
     assert "State=UNDRAIN" in " ".join(drained.slurm.calls())
@@ -234,8 +232,6 @@ def test_a_node_that_lost_its_record_says_who_has_to_release_it(drained: Node) -
 def test_a_wrong_line_in_the_config_file_leaves_a_node_checked_by_its_last_good_settings(
     node: Node,
 ) -> None:
-    from slurm_health.node.site import load_for_hook
-
     node.healthcheck()
     path = Path(node.site.path)
     good = path.read_text()
@@ -256,12 +252,19 @@ def test_a_wrong_line_in_the_config_file_leaves_a_node_checked_by_its_last_good_
         node.mend()
         node.slurm.set({"n3": ("IDLE", "")})
 
+    path.unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_for_hook(path)
+    never = node.directory / "never" / "config.toml"
+    never.parent.mkdir(parents=True)
+    never.write_text(f"[hooks]\nstate = '{never.parent}/state'\n[broken")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load_for_hook(never)
+
 
 def test_a_wrong_config_file_is_sent_once_by_the_first_node_that_meets_it(
     rack: list[Node],
 ) -> None:
-    from slurm_health.node.site import load_for_hook
-
     for node, later_s in zip(rack[:3], (0, 60, 90_000), strict=True):
         node.more = into_file(node)
         node.healthcheck()
@@ -276,21 +279,6 @@ def test_a_wrong_config_file_is_sent_once_by_the_first_node_that_meets_it(
 
     sent = [[event.kind for event in received(node)] for node in rack[:3]]
     assert sent == [[EventKind.UNCHECKED], [], [EventKind.UNCHECKED]]
-
-
-def test_a_config_file_that_was_never_good_or_was_removed_is_an_error(node: Node) -> None:
-    from slurm_health.node.site import load_for_hook
-    from slurm_health.records.errors import ConfigError
-
-    path = node.directory / "never" / "config.toml"
-    path.parent.mkdir(parents=True)
-    path.write_text(f"[hooks]\nstate = '{path.parent}/state'\n[broken")
-    with pytest.raises(ConfigError, match="is not TOML"):
-        load_for_hook(path)
-    node.healthcheck()
-    Path(node.site.path).unlink()
-    with pytest.raises(ConfigError, match="cannot be read"):
-        load_for_hook(Path(node.directory / "etc/config.toml"))
 
 
 # --- what is listed of a node on its way back ----------------------------------------------------
