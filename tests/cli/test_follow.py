@@ -60,22 +60,6 @@ def test_where_slurm_cannot_be_asked_it_waits_for_a_journal_and_says_so(tmp_path
         shown.interrupt()
 
 
-def test_a_job_that_slurm_does_not_know_is_not_waited_for(tmp_path: Path) -> None:
-    slurm = FakeSlurm(tmp_path / "slurm").environ()
-    with following(tmp_path / "journal", slurm=slurm) as shown:
-        drawn = shown.read_to_the_end(4)
-    assert "no journal of job 12" in drawn
-    assert "Slurm does not know job 12" in drawn
-
-
-def test_of_an_array_it_asks_for_a_task(tmp_path: Path) -> None:
-    run = RunJournal(tmp_path, job=14, nodes=["n1", "n2"])
-    run.start(array="12_3")
-    with following(tmp_path) as shown:
-        drawn = shown.read_to_the_end(2)
-    assert "12 is an array; follow one of its tasks: 12_3" in drawn
-
-
 def test_ctrl_c_ends_it_quietly_before_the_job(tmp_path: Path) -> None:
     run = begun(tmp_path)
     run.start()
@@ -130,9 +114,24 @@ def test_a_script_that_failed_is_followed_to_its_next_start(tmp_path: Path) -> N
     assert "train.sh exited with code 3 after 9.0 s" in drawn.rpartition("Ctrl-C ends this")[2]
 
 
-@pytest.mark.parametrize("kind", ["", "dumb"])
-def test_a_terminal_that_cannot_be_drawn_on_is_refused(tmp_path: Path, kind: str) -> None:
-    begun(tmp_path).start()
-    with following(tmp_path, kind=kind) as shown:
-        drawn = shown.read_to_the_end(2)
-    assert "slurm-health report 12 prints what is known now" in " ".join(drawn.split())
+@pytest.mark.parametrize(
+    ("what", "kind", "code", "said"),
+    [
+        ("nothing", "xterm", 4, "Slurm does not know job 12"),
+        ("an array", "xterm", 2, "12 is an array; follow one of its tasks: 12_3"),
+        ("a check", "", 2, "slurm-health report 12 prints what is known now"),
+        ("a check", "dumb", 2, "slurm-health report 12 prints what is known now"),
+    ],
+)
+def test_what_cannot_be_followed_or_drawn_is_not_waited_for(
+    tmp_path: Path, what: str, kind: str, code: int, said: str
+) -> None:
+    root = tmp_path / "journal"
+    if what == "a check":
+        begun(root).start()
+    elif what == "an array":
+        RunJournal(root, job=14, nodes=["n1", "n2"]).start(array="12_3")
+    slurm = FakeSlurm(tmp_path / "slurm").environ()
+    with following(root, kind=kind, slurm=slurm) as shown:
+        drawn = shown.read_to_the_end(code)
+    assert said in " ".join(drawn.split())

@@ -6,42 +6,23 @@ from __future__ import annotations
 import pwd
 from pathlib import Path
 
-import pytest
-
 from slurm_health.system.accounts import Accounts
+from tests.cases import cases
 
-DAEMON = pwd.getpwnam("daemon").pw_uid
 
-
-@pytest.mark.parametrize(
-    ("uid", "user"),
-    [
-        (99_999, 99_999),
-        (100_000, DAEMON),
-        (165_535, DAEMON),
-        (165_536, 4242),
-        (231_072, 231_072),  # of one whom this machine does not know
-        (300_000, 300_000),  # of root's containers
-        (400_000, 400_000),
-        (DAEMON, DAEMON),
-        (0, 0),
-        (-1, -1),
-    ],
-)
+@cases("system/accounts.toml")
 def test_what_a_user_was_given_for_containers_is_theirs(
-    tmp_path: Path, uid: int, user: int
+    tmp_path: Path, uid: int | None, user: int | None
 ) -> None:
     file = tmp_path / "subuid"
     file.write_text(
         "daemon:100000:65536\n\n4242:165536:65536\nno-such-user:231072:65536\n"
         "root:300000:65536\n# daemon\ndaemon:x:1\ndaemon:400000\n:400000:1\n"
     )
+    daemon = pwd.getpwnam("daemon").pw_uid
 
-    assert Accounts(file).user(uid) == user
-
-
-def test_where_there_is_no_file_each_id_is_a_user(tmp_path: Path) -> None:
-    assert Accounts(tmp_path / "subuid").user(100_000) == 100_000
+    assert Accounts(file).user(daemon if uid is None else uid) == (daemon if user is None else user)
+    assert Accounts(tmp_path / "gone").user(100_000) == 100_000
 
 
 def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:

@@ -131,17 +131,6 @@ def test_children_run_at_the_same_time(tmp_path: Path) -> None:
     assert all(isinstance(each, Answered) for each in outcomes.values())
 
 
-HOOK = """
-import sys, time
-sys.path[:0] = {path!r}
-from slurm_health.system.killable import run_one
-def work():
-    open({note!r}, "w").write(str(__import__("os").getpid()))
-    time.sleep(3600)
-run_one(work, 3600)
-"""
-
-
 ENDED_AT_ONCE = """
 import os, sys, time
 from signal import SIGTERM
@@ -208,16 +197,6 @@ print(run_one(lambda: b"seen", 3))
     argv = [sys.executable, "-c", code]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.stdout.startswith("Answered(data=b'seen'"), done
-
-
-def test_a_hook_that_is_told_to_end_ends_its_children(tmp_path: Path) -> None:
-    note = tmp_path / "pid"
-    code = HOOK.format(path=sys.path, note=str(note))
-    hook = subprocess.Popen([sys.executable, "-c", code])
-    eventually(lambda: note.exists() and note.read_text(), "the child's beginning")
-    hook.terminate()
-    assert hook.wait(10) == 0
-    eventually(lambda: not _lives(note.read_text()), "the child's end")
 
 
 def test_an_interrupt_while_a_child_is_started_is_heard() -> None:

@@ -16,7 +16,8 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -85,7 +86,7 @@ def serve(fuse: int, answers: Mapping[int, bytes] = _OPENED) -> None:
 
 
 def main(what: str, directory: Path, state: Path) -> None:
-    """Do it beside the server, then end the server and with it the hang."""
+    """Do it beside the server, and with the server end the hang."""
     run = {
         "checks": checks,
         "command": command,
@@ -94,13 +95,20 @@ def main(what: str, directory: Path, state: Path) -> None:
         "owners": owners,
         "trick": trick,
     }[what]
-    fuse = mount(directory)
+    with mounted(directory):
+        print(json.dumps([[*run(directory, state), waiting()] for _ in range(2)]), flush=True)
+
+
+@contextmanager
+def mounted(place: Path, whose: str = "user_id=0,group_id=0,allow_other") -> Iterator[None]:
+    """Have the filesystem there, served by a child."""
+    fuse = mount(place, whose)
     server = os.fork()
     if server == 0:
         serve(fuse)
     os.close(fuse)
     try:
-        print(json.dumps([[*run(directory, state), waiting()] for _ in range(2)]), flush=True)
+        yield
     finally:
         os.kill(server, 9)
         os.waitpid(server, 0)

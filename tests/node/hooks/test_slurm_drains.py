@@ -117,6 +117,12 @@ def test_a_node_returns_after_two_health_checks_if_its_reason_allows_it(
     drained_by_slurm(node, reason=reason, state=shown)
     pass_after_pass(node, 1)
     assert node.state == shown
+    if after == "IDLE":  # and stays out while its checks fail
+        node.break_it()
+        pass_after_pass(node, 2)
+        assert node.state == shown
+        node.mend()
+        pass_after_pass(node, 1)
     pass_after_pass(node, 1 if after == "IDLE" else 4)
     assert node.state == (after or shown)
 
@@ -137,17 +143,6 @@ def test_a_node_that_was_returned_is_listed_for_a_day_unless_someone_else_return
     assert text.count("returned: n3") == shown
     assert text.count("returned by slurm-health") == shown
     assert listing.listing(node.site, {}, node.now_s + 86_400).returned == {}
-
-
-def test_a_node_whose_checks_fail_stays_out(node: Node) -> None:
-    node.more = LIFT
-    drained_by_slurm(node)
-    node.break_it()
-    pass_after_pass(node, 4)
-    assert node.state == "IDLE+DRAIN"
-    node.mend()
-    pass_after_pass(node, 2)
-    assert node.state == "IDLE"
 
 
 def test_an_edited_note_is_its_editors(node: Node) -> None:
@@ -220,6 +215,10 @@ def test_the_processes_that_a_job_leaves_are_named_and_must_end(node: Node) -> N
         hook = node.hook("unkillable", {**node.environ(), **environ})
         while state.load_slurm(node.site.state, "n3") is None:  # a busy machine takes longer
             assert not unkillable.run(hook)
+        node.epilog(JOB, NOBODY)
+        record = state.load_slurm(node.site.state, "n3")
+        assert record is not None
+        assert (record.job, [one.key for one in record.held]) == (JOB, [process.key])
         drained_by_slurm(node, reason="Kill task failed")
         pass_after_pass(node, 3)
         assert node.state == "IDLE+DRAIN"
@@ -255,17 +254,6 @@ def test_our_own_release_waits_for_processes_that_a_job_has_left(drained: Node) 
         assert "not released: sleep" in drained.said
     pass_after_pass(drained, 1)
     assert drained.state == "IDLE"
-
-
-@pytest.mark.root
-def test_the_epilog_records_what_the_job_leaves(node: Node) -> None:
-    state.save(node.site.state, slurm=drain_of(node))  # UnkillableStepProgram saw it before
-    with left_behind() as process:
-        node.epilog(JOB, NOBODY)
-    record = state.load_slurm(node.site.state, "n3")
-    assert record is not None
-    assert [one.key for one in record.held] == [process.key]
-    assert record.job == JOB
 
 
 def test_a_process_that_has_ended_and_a_mount_that_is_gone_hold_nothing_up(node: Node) -> None:

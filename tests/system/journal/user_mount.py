@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 from slurm_health.system import journal
-from tests.node.hooks.hung_filesystem import mount, serve
+from tests.node.hooks.hung_filesystem import mounted
 from tests.support.journals import run_started
 
 COMMANDS = (
@@ -43,24 +43,10 @@ def main(root: Path, option: str) -> None:
     link.symlink_to("7")
     for each in (job, away, link):
         os.chown(each, _USER, _USER, follow_symlinks=False)
-    servers = [_mounted(place, option) for place in (job, away)]
-    try:
+    whose = f"user_id={_USER},group_id={_USER},{option}".rstrip(",")
+    with mounted(job, whose), mounted(away, whose):
         said = [_said(root, words) for words in COMMANDS]
         print(json.dumps([*said, str(_checked_in(root))]), flush=True)
-    finally:
-        for server in servers:
-            os.kill(server, 9)
-            os.waitpid(server, 0)
-
-
-def _mounted(place: Path, option: str) -> int:
-    """Mount it; return the process that serves it."""
-    fuse = mount(place, f"user_id={_USER},group_id={_USER},{option}".rstrip(","))
-    server = os.fork()
-    if server == 0:
-        serve(fuse)
-    os.close(fuse)
-    return server
 
 
 def _said(root: Path, words: tuple[str, ...]) -> str:
