@@ -61,6 +61,14 @@ def test_a_lemon_is_named_with_what_speaks_against_it(tmp_path: Path) -> None:
     outside = called(tmp_path, "lemons")
     assert (outside.code, "n3" in outside.stdout) == (0, False)
 
+    # A cluster without a check in the window is left out beside one with some.
+    now = Clock(time.time() - 60)
+    write_healthy_run(tmp_path / "journal", cluster="new", nodes=("n1", "n2"), clock=now)
+    both = called(tmp_path, "lemons").stdout
+    assert both.startswith("new: 2 nodes checked"), both
+    assert "lab: 0 nodes" not in both
+    assert "no fault seen, but too few jobs to tell: n[1-2]" in both
+
 
 def test_its_history_says_why_and_shows_the_latest_checks_first(tmp_path: Path) -> None:
     write_lemon(tmp_path / "journal")
@@ -80,20 +88,6 @@ def test_its_history_says_why_and_shows_the_latest_checks_first(tmp_path: Path) 
     assert (read["version"], [each["node"] for each in read["nodes"]]) == (3, ["n3", "n4"])
     assert read["nodes"][0]["checks"][1]["reason"] == "1.4 times as slow"
     assert "since 2023-11-14   unknown\n" in called(tmp_path, "history", "n3").stdout
-
-
-def test_a_cluster_without_a_check_in_the_window_is_left_out_beside_one_with_some(
-    tmp_path: Path,
-) -> None:
-    write_lemon(tmp_path / "journal")
-    now = Clock(time.time() - 60)
-    write_healthy_run(tmp_path / "journal", cluster="new", nodes=("n1", "n2"), clock=now)
-
-    lemons = called(tmp_path, "lemons").stdout
-
-    assert lemons.startswith("new: 2 nodes checked"), lemons
-    assert "lab: 0 nodes" not in lemons
-    assert "no fault seen, but too few jobs to tell: n[1-2]" in lemons
 
 
 def test_standings_are_published_where_the_site_says(tmp_path: Path) -> None:
@@ -117,31 +111,17 @@ def test_nothing_is_published_of_no_journal(tmp_path: Path) -> None:
     assert file.read_text() == "of yesterday"
 
 
-def test_an_unknown_node_is_answered_with_those_it_may_be(tmp_path: Path) -> None:
-    write_healthy_run(tmp_path / "journal", nodes=("gpu01", "gpu02"))
-
-    done = called(tmp_path, "history", "gpu1")
-
-    assert (done.code, done.stdout) == (2, "")
-    assert done.stderr.startswith("slurm-health: no check of gpu1 is in the journals")
-    assert "did you mean gpu01" in done.stderr
-
-
 @cases("cli/history.toml")
 def test_a_mistake_is_one_line_that_says_what_to_do(
     tmp_path: Path, words: tuple[str, ...], said: str
 ) -> None:
+    nothing = called(tmp_path, "lemons")
+    assert nothing.code == 0
+    assert nothing.stdout.startswith("no check is in the journals that you may read; --journal=DIR")
+    write_healthy_run(tmp_path / "journal", nodes=("gpu01", "gpu02"))
+
     done = called(tmp_path, *words)
 
-    assert done.code in {2, 4}
+    assert (done.code in {2, 4}, done.stdout) == (True, "")
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-def test_where_there_is_no_journal_that_is_said(tmp_path: Path) -> None:
-    done = called(tmp_path, "lemons")
-
-    assert (done.code, done.stdout) == (
-        0,
-        "no check is in the journals that you may read; --journal=DIR names others\n",
-    )

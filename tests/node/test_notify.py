@@ -19,13 +19,12 @@ from slurm_health.node import notify
 from slurm_health.node.notify import EventKind, NodeEvent, send_and_wait
 from slurm_health.node.rules.settings import Notify
 from tests.cases import cases
-from tests.support.hooked_node import Node, node, rack, shared, slurm
+from tests.support.hooked_node import Node
 from tests.support.listener import Listener, listening
 from tests.support.notified import into_file, received, wait_for_senders
 
 # On Python 3.11 apprise loads a module that is gone later.
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr'")
-__all__ = ["node", "rack", "shared", "slurm"]
 
 EVENT = NodeEvent(
     kind=EventKind.ADMINISTRATOR,

@@ -12,12 +12,19 @@ import pytest
 
 from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.doctor import machine, slurm_conf
-from slurm_health.node.doctor.advice import Urgency
+from slurm_health.node.doctor.advice import Advice, Urgency
 from slurm_health.system.slurm.parsing import Node
 from tests.cases import cases
-from tests.node.doctor.conftest import by_level
 from tests.support.sites import load_site, tree
 from tests.support.supervised import write_executable
+
+
+def by_level(advice: list[Advice]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {level.value: [] for level in Urgency}
+    for each in advice:
+        assert bool(each.do) == (each.level is not Urgency.FINE), each
+        found[each.level.value].append(f"{each.text} | {each.do}")
+    return found
 
 
 @pytest.mark.parametrize(("kind", "told"), [("nfs4", True), ("xfs", False)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node with hooks, for the tests beside this file."""
+"""A node with hooks, for the tests below this directory."""
 
 from __future__ import annotations
 
