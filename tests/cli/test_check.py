@@ -74,9 +74,7 @@ def test_json_of_a_check_is_json_and_its_logs_go_elsewhere(tmp_path: Path, worke
     assert done.stderr != ""
 
 
-def test_the_probes_run_with_what_a_file_exports_and_a_failed_exchange_names_the_interface(
-    tmp_path: Path, workers: Path
-) -> None:
+def test_probes_run_with_the_exports_of_a_file(tmp_path: Path, workers: Path) -> None:
     """Only the file names the directory in which it stands how the probes are played."""
     played = tmp_path / "played"
     played.mkdir()
@@ -163,9 +161,7 @@ def test_a_signal_that_comes_when_a_check_has_ended_changes_nothing(tmp_path: Pa
     one_line(done.stderr)
 
 
-def test_a_second_signal_does_not_stop_a_check_from_ending_its_agents(
-    tmp_path: Path, workers: Path
-) -> None:
+def test_a_check_ends_its_agents_despite_a_second_signal(tmp_path: Path, workers: Path) -> None:
     (workers / "local0").write_text("deaf")
     process = start("check", "--local=1", f"--python={FAKE_WORKER}", f"--journal={tmp_path}/j")
     eventually(lambda: len(descendants(process.pid)) == 2, "an agent with its worker")

@@ -47,9 +47,7 @@ def left(root: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("word", "kept"), [("--yes", "12_2 13 77 notes"), ("--dry-run", "12 12_1 12_2 13 77 notes")]
 )
-def test_what_is_older_goes_with_its_name_unless_it_is_only_to_be_listed(
-    tmp_path: Path, word: str, kept: str
-) -> None:
+def test_old_journals_go_unless_only_listed(tmp_path: Path, word: str, kept: str) -> None:
     write(tmp_path, 12, 100, array="12_1")
     write(tmp_path, 13, 80, array="12_2")
     (tmp_path / "lab" / "notes").mkdir()  # what is no journal is left
@@ -65,9 +63,7 @@ def test_what_is_older_goes_with_its_name_unless_it_is_only_to_be_listed(
     assert left(tmp_path) == kept.split()
 
 
-def test_where_slurm_cannot_be_asked_that_is_said_and_younger_journals_stay(
-    tmp_path: Path,
-) -> None:
+def test_younger_journals_stay_if_slurm_cannot_be_asked(tmp_path: Path) -> None:
     write(tmp_path, 12, 100)
     write(tmp_path, 13, 40)
 

@@ -57,9 +57,7 @@ def test_a_job_of_another_cluster_than_the_named_one_is_not_shown(tmp_path: Path
     assert reported("alpha").code == 0
 
 
-def test_a_report_of_an_array_lists_its_tasks_also_one_whose_journal_tells_nothing(
-    tmp_path: Path,
-) -> None:
+def test_a_report_of_an_array_lists_tasks_without_a_journal_too(tmp_path: Path) -> None:
     write_healthy_run(tmp_path, job=13, array="12_1")
     directory = write_healthy_run(tmp_path, job=14, array="12_2").directory
     damaged = journal.path_of(directory, journal.MASTER)
@@ -96,9 +94,7 @@ def test_without_a_job_the_latest_ones_are_listed(tmp_path: Path) -> None:
     assert [job["job"] for job in json.loads(exported.stdout)["jobs"]] == ["13"]
 
 
-def test_where_there_is_no_job_it_says_where_it_looked_and_whether_slurm_answered(
-    tmp_path: Path,
-) -> None:
+def test_without_jobs_it_says_where_it_looked(tmp_path: Path) -> None:
     slurm = FakeSlurm(tmp_path / "slurm").environ()
     for environ, more in (
         ({"PATH": "/nonexistent"}, "Slurm cannot be asked which are pending: squeue not found"),

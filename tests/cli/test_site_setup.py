@@ -22,9 +22,7 @@ from tests.support.sites import tree, write_site
 pytestmark = pytest.mark.usefixtures("on_n3")
 
 
-def test_a_draft_of_a_well_node_is_a_file_that_can_be_used_and_drains_nobody(
-    tmp_path: Path,
-) -> None:
+def test_a_draft_of_a_well_node_can_be_used_and_drains_nobody(tmp_path: Path) -> None:
     context = tree(tmp_path / "machine", {**WELL, "/sys/class/net/eth0/device/x": ""})
     text, _ = draft(context, node="n1", shared="/shared/health")
     read = site.load(write_site(tmp_path / "etc", text))
@@ -35,9 +33,7 @@ def test_a_draft_of_a_well_node_is_a_file_that_can_be_used_and_drains_nobody(
     assert {"memory", "edac", "filesystem-root", "ethernet-eth0", "infiniband", "cpus"} <= names
 
 
-def test_network_mounts_are_drafted_as_paths_and_as_checks_that_write_nothing(
-    tmp_path: Path,
-) -> None:
+def test_network_mounts_are_drafted_as_paths_and_checks(tmp_path: Path) -> None:
     nfs = "srv:/home /home nfs4 rw 0 0\nsrv:/data /data nfs ro 0 0\n"
     mounts = f"/dev/sda1 / ext4 rw 0 0\n{nfs}srv:v /ckpt fuse.glusterfs rw 0 0\n"
     text, _ = draft(tree(tmp_path / "machine", {**WELL, "/proc/self/mounts": mounts}), node="n1")
@@ -76,9 +72,7 @@ def test_a_busy_node_is_told_that_its_speed_was_left_out(tmp_path: Path) -> None
     assert "# cpu-speed, tested when" in ran.stdout
 
 
-def test_scripts_elsewhere_read_the_sites_file_beside_them_and_say_that_it_is_missing(
-    tmp_path: Path,
-) -> None:
+def test_scripts_elsewhere_read_the_config_file_beside_them(tmp_path: Path) -> None:
     said = CliRunner().invoke(site_setup.init_hooks, [str(tmp_path)], standalone_mode=False).stderr
     assert f"the hooks read {tmp_path}/config.toml, which is not there" in said
     assert said.count("config.toml, which") == 1
@@ -97,9 +91,7 @@ def installed(directory: Path) -> dict[str, str]:
     return dict(line.split("=") for line in ran.stdout.splitlines())
 
 
-def test_installed_shims_run_this_installation_and_are_what_doctor_looks_for(
-    tmp_path: Path,
-) -> None:
+def test_installed_shims_run_this_installation(tmp_path: Path) -> None:
     named = installed(tmp_path)
     assert set(named) == {"Prolog", "Epilog", "HealthCheckProgram", "UnkillableStepProgram"}
     for path in named.values():

@@ -15,9 +15,7 @@ from tests.support.fake_slurm import FakeSlurm
 
 
 @pytest.mark.torch
-def test_a_partition_that_no_turn_can_ever_check_is_told_so_with_what_to_do(
-    tmp_path: Path,
-) -> None:
+def test_a_partition_that_is_too_small_to_check_is_an_error(tmp_path: Path) -> None:
     slurm = FakeSlurm(tmp_path / "slurm", ["n1", "n2", "n3"])
     slurm.set(partition_nodes="n[1-3]")
     journal = f"--journal={tmp_path / 'journal'}"

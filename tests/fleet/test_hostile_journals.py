@@ -173,7 +173,7 @@ def test_the_metrics_have_no_node_that_slurm_does_not_know(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("touched_s", [NOW_S - 3600, NOW_S + 400 * DAY_S])
-def test_a_check_from_the_future_was_when_its_file_was_written_or_now(
+def test_a_check_from_the_future_gets_the_time_of_its_file(
     tmp_path: Path, touched_s: float
 ) -> None:
     root = tmp_path / "journal"

@@ -94,9 +94,7 @@ def test_the_history_of_many_nodes_is_that_of_each(tmp_path: Path) -> None:
     assert many[2].standing.jobs == 0
 
 
-def test_a_job_that_went_on_is_read_again_and_one_that_is_gone_is_forgotten(
-    tmp_path: Path,
-) -> None:
+def test_a_job_that_went_on_is_read_again_a_gone_one_forgotten(tmp_path: Path) -> None:
     root, index = tmp_path / "journal", tmp_path / "index"
     run = RunJournal(root, job=12, nodes=("n1", "n2"))
     run.start()
@@ -204,9 +202,7 @@ def test_a_journal_that_cannot_be_read_is_counted_and_the_others_are_there(tmp_p
 
 
 @pytest.mark.parametrize("part", ["", "n1.jsonl"])
-def test_a_job_that_could_not_be_read_is_read_when_it_can_be_and_what_was_read_stays(
-    tmp_path: Path, part: str
-) -> None:
+def test_a_job_that_could_not_be_read_is_read_later(tmp_path: Path, part: str) -> None:
     root, index = tmp_path / "journal", tmp_path / "index"
     run = write_healthy_run(root, job=12, nodes=("n1", "n2"))
     hindered = run.directory / part
@@ -288,9 +284,7 @@ def opened_here() -> Iterator[set[str]]:
 
 
 @pytest.mark.root
-def test_root_opens_no_file_of_another_user_and_what_that_user_may_not_read_hides_no_other_job(
-    public_path: Path,
-) -> None:
+def test_root_opens_no_file_of_another_user(public_path: Path) -> None:
     for job in (12, 13, 14, 15):
         write_healthy_run(public_path, job=job, nodes=("n1", "n2"))
     lab = public_path / "lab"
@@ -347,9 +341,7 @@ _KILLER = 61_999
 
 
 @pytest.mark.root
-def test_an_owner_who_kills_the_reader_hides_their_own_jobs_and_no_more(
-    public_path: Path,
-) -> None:
+def test_an_owner_who_kills_the_reader_hides_only_their_own_jobs(public_path: Path) -> None:
     for job in (12, 13):
         write_healthy_run(public_path, job=job, nodes=("n1", "n2"))
     (public_path / "lab").chmod(0o1777)
@@ -408,9 +400,7 @@ def test_what_followed_the_last_look_is_found_however_late_the_next_one_is(tmp_p
     assert indexed(root, index, now_s=BEGAN_S + 30 * DAY_S) == {"n1", "n2", "n3"}
 
 
-def test_a_job_that_was_looked_at_before_its_first_check_was_there_is_looked_at_again(
-    tmp_path: Path,
-) -> None:
+def test_a_job_is_read_again_once_its_first_check_is_there(tmp_path: Path) -> None:
     root, index = tmp_path / "journal", tmp_path / "index"
     made = root / "lab" / "12"
     made.mkdir(mode=0o700, parents=True)

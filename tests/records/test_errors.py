@@ -38,9 +38,7 @@ NO_RUN = errors.RunNotFound("12", Path("/j"), near=["11"])
         (errors.ChannelError("10.0.0.1:29500", "node0 has ended"), "node0 has ended"),
     ],
 )
-def test_a_message_is_one_line_that_says_what_is_wrong_and_what_to_do(
-    error: Exception, ends: str
-) -> None:
+def test_a_message_is_one_line_that_says_what_to_do(error: Exception, ends: str) -> None:
     assert str(error).endswith(ends)
     assert len(str(error).splitlines()) == 1
 

@@ -75,9 +75,7 @@ def test_any_text_is_a_node_list_or_a_value_error(text: str) -> None:
 
 
 @given(node_lists, st.randoms())
-def test_folding_loses_no_name_adds_none_and_depends_on_their_set_alone(
-    names: list[str], random: Random
-) -> None:
+def test_folding_depends_on_the_set_of_names_alone(names: list[str], random: Random) -> None:
     folded = fold(names)
     shuffled = [*names, *names]
     random.shuffle(shuffled)
@@ -87,9 +85,7 @@ def test_folding_loses_no_name_adds_none_and_depends_on_their_set_alone(
 
 
 @given(node_lists | numbered_lists)
-def test_brackets_end_a_name_for_every_slurm_and_names_folded_in_order_come_back_in_it(
-    names: list[str],
-) -> None:
+def test_names_come_back_in_order_from_brackets_at_their_end(names: list[str]) -> None:
     in_order = fold_in_order(names)
     assert expand(in_order or "none") == tuple(names or ["none"])
     assert re.search(r"\][^,]", f"{fold(names)},{in_order}") is None

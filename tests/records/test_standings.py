@@ -36,9 +36,7 @@ FLEET = [
 ]
 
 
-def test_a_file_holds_what_speaks_against_nodes_of_a_cluster_which_weighs_and_convicts_none() -> (
-    None
-):
+def test_a_file_holds_what_speaks_against_nodes_and_convicts_none() -> None:
     found = read(published({"lab": FLEET}, now_s=NOW_S), now_s=NOW_S)
 
     known = known_of(found, "lab", [f"n{number}" for number in range(1, 9)])

@@ -110,9 +110,7 @@ def test_whose_journal_it_is_is_said_where_it_is_anothers(
     assert caplog.messages == [f"the journal of job 12 was written by user {user_name(1)}"]
 
 
-def test_a_job_is_the_one_whose_directory_it_has_whatever_its_records_claim(
-    tmp_path: Path,
-) -> None:
+def test_a_job_has_the_id_of_its_directory(tmp_path: Path) -> None:
     write_healthy_run(tmp_path, job=99)
     (tmp_path / "lab" / "99").rename(tmp_path / "lab" / "12")
     write_healthy_run(tmp_path, job=98, array="77_1")

@@ -63,9 +63,7 @@ def test_the_jobs_that_were_checked_last_come_first(root: Path) -> None:
 
 
 @pytest.mark.root
-def test_links_of_others_make_no_array_of_ones_jobs_and_what_they_lay_beside_is_their_own(
-    root: Path,
-) -> None:
+def test_what_others_lay_beside_ones_jobs_changes_none(root: Path) -> None:
     checked(root, 12, 13)
     beside = root / "lab" / f"12.{'0' * 16}"
     beside.mkdir(mode=0o700)
@@ -146,9 +144,7 @@ def test_an_id_that_slurm_has_given_again_is_another_job(root: Path, slurm: Fake
     assert [job.state for job in listed(root, slurm.environ())] == ["pending"]
 
 
-def test_why_a_script_failed_comes_first_and_a_name_chooses_jobs(
-    root: Path, slurm: FakeSlurm
-) -> None:
+def test_why_a_script_failed_comes_first(root: Path, slurm: FakeSlurm) -> None:
     run = write_healthy_run(root, job=12)
     run.write(
         journal.POST_MORTEM,
@@ -206,9 +202,7 @@ def test_the_jobs_of_one_cluster_can_be_asked_for(root: Path) -> None:
     assert "12 west" in list_text(listed(root), Page())
 
 
-def test_what_slurm_was_asked_does_not_stand_before_why_it_did_not_answer(
-    root: Path, slurm: FakeSlurm
-) -> None:
+def test_why_slurm_did_not_answer_comes_first(root: Path, slurm: FakeSlurm) -> None:
     slurm.set(refuse={"--noheader": "slurm_load_jobs error: Unable to contact slurm controller"})
     found = asked_for(root, slurm.environ())
 

@@ -109,9 +109,7 @@ def test_the_time_in_the_queue_is_told_for_each_attempt(tmp_path: Path) -> None:
     assert load(tmp_path / "clocks contradict it", "12").runs[0].queued_s is None
 
 
-def test_a_node_without_a_file_or_with_one_that_cannot_be_read_is_still_reported(
-    tmp_path: Path,
-) -> None:
+def test_a_node_whose_file_cannot_be_read_is_still_reported(tmp_path: Path) -> None:
     run = write_healthy_run(tmp_path)
     for node in ("n2", "n4"):
         journal.path_of(run.directory, node).unlink()
@@ -177,9 +175,7 @@ def test_a_node_name_never_leads_out_of_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
-def test_of_another_users_journal_root_is_told_the_same(
-    tmp_path: Path,
-) -> None:
+def test_root_reads_the_same_of_another_users_journal(tmp_path: Path) -> None:
     run = write_requeued_job(tmp_path)[-1].directory
     own = load(tmp_path, "12", now_s=2e9)
     given_to(1, run.parent)
@@ -245,9 +241,7 @@ def faulty(report: Story) -> set[str]:
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(st.data())
-def test_a_journal_cut_anywhere_is_reported_and_accuses_nobody_new(
-    root: Path, data: st.DataObject
-) -> None:
+def test_a_journal_cut_anywhere_accuses_nobody_new(root: Path, data: st.DataObject) -> None:
     complete = load(root, "12")
     with TemporaryDirectory() as directory:
         # A journal of its own for each example would wait for the disk at each record.

@@ -89,9 +89,7 @@ def told(root: Path, slurm: FakeSlurm, later_s: float = 60.0) -> Story:
     return asked(story, now_s=now_s, environ=slurm.environ(), patience_s=PATIENCE_S)
 
 
-def test_a_node_of_the_job_that_was_drained_since_is_shown_with_why(
-    tmp_path: Path, slurm: FakeSlurm
-) -> None:
+def test_a_node_that_was_drained_since_is_shown(tmp_path: Path, slurm: FakeSlurm) -> None:
     write_healthy_run(tmp_path)
     slurm.run_job(12, NODES, state="COMPLETED")
 
@@ -101,9 +99,7 @@ def test_a_node_of_the_job_that_was_drained_since_is_shown_with_why(
     assert f"{NOTE} [root@" in node.reason
 
 
-def test_slurm_is_not_asked_about_an_old_job_and_says_nothing_of_another_clusters(
-    tmp_path: Path, slurm: FakeSlurm
-) -> None:
+def test_slurm_is_not_asked_about_an_old_job(tmp_path: Path, slurm: FakeSlurm) -> None:
     write_healthy_run(tmp_path / "old")
     assert told(tmp_path / "old", slurm, 8 * DAY_S).out_of_use == ()
     assert slurm.calls("scontrol") == []
@@ -201,9 +197,7 @@ def test_who_cancelled_a_job_is_shown_if_accounts_say_it(
     assert summary_of(story).headline.what == f"the job was cancelled{by}"
 
 
-def test_what_ended_a_script_that_was_killed_is_asked_if_no_post_mortem_could_say(
-    tmp_path: Path, slurm: FakeSlurm
-) -> None:
+def test_what_killed_a_script_is_asked(tmp_path: Path, slurm: FakeSlurm) -> None:
     slurm.set(accounting="accounting_storage/slurmdbd", accounts={"12": "CANCELLED by 0"})
     slurm.run_job(12, ["n1", "n2"], state="CANCELLED")
     run = RunJournal(tmp_path)
@@ -216,9 +210,7 @@ def test_what_ended_a_script_that_was_killed_is_asked_if_no_post_mortem_could_sa
     assert summary.done == ("cancelled by root",)
 
 
-def test_accounts_are_not_asked_about_a_job_that_ended_by_itself(
-    tmp_path: Path, slurm: FakeSlurm
-) -> None:
+def test_accounts_are_not_asked_if_a_job_ended_by_itself(tmp_path: Path, slurm: FakeSlurm) -> None:
     write_healthy_run(tmp_path)
     slurm.run_job(12, NODES, state="COMPLETED")
 

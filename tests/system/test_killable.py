@@ -164,9 +164,7 @@ def _lives(pid: str) -> bool:
         return False
 
 
-def test_a_child_whose_parent_was_killed_with_all_signals_blocked_ends_by_itself(
-    tmp_path: Path,
-) -> None:
+def test_a_child_whose_parent_was_killed_ends_by_itself(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     code = f"""
 import os, pathlib, signal, time
@@ -215,7 +213,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize(("takes_bytes", "kind"), [(32 << 20, Answered), (256 << 20, Broke)])
-def test_a_limit_of_memory_counts_what_the_child_takes_and_not_its_parents(
+def test_a_limit_of_memory_counts_what_the_child_takes(
     takes_bytes: int, kind: type[WorkResult]
 ) -> None:
     def work() -> bytes:

@@ -70,7 +70,7 @@ def test_an_owner_gets_ten_messages_an_hour_and_more_in_the_next(home: Home) -> 
 
 
 @cases("system/owner.toml")
-def test_a_file_that_others_can_write_or_that_does_not_deliver_is_explained(
+def test_a_file_that_does_not_deliver_is_explained(
     home: Home, text: str, mode: int, why: str
 ) -> None:
     home.config.write_text(text)

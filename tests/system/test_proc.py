@@ -97,9 +97,7 @@ def test_a_machine_that_tells_no_mounts_has_none(tmp_path: Path) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize("option", ["", "allow_other"])
-def test_what_a_user_mounts_over_a_journal_costs_no_command_and_no_check(
-    tmp_path: Path, option: str
-) -> None:
+def test_what_a_user_mounts_over_a_journal_stops_no_one(tmp_path: Path, option: str) -> None:
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("no /dev/fuse")
     root = tmp_path / "root"

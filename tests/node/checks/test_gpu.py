@@ -109,9 +109,7 @@ def test_a_gpu_is_judged_by_its_fault_and_no_other_is_named(
 @pytest.mark.parametrize(
     ("is_settled", "status"), [(False, Status.WARN), (True, Status.NODE_FAULT)]
 )
-def test_links_that_are_down_soon_after_a_boot_may_still_train(
-    is_settled: bool, status: Status
-) -> None:
+def test_links_down_soon_after_a_boot_may_still_train(is_settled: bool, status: Status) -> None:
     device = GpuDevice(index=0, bus="00000000:18:00.0", links_active=16, links_down=(0, 1))
     finding = Gpu(nvlinks=18).judge(Gpus(driver="1", devices=(device,)), is_settled=is_settled)
     assert finding.status is status
@@ -200,9 +198,7 @@ def test_a_process_on_the_jobs_gpu_is_the_users_fault_and_on_another_nobodys(ben
 
 
 @pytest.mark.parametrize("error", [fault(2, "nvml_error", 999), fault(2, "off_bus")])
-def test_a_gpu_that_does_not_tell_its_processes_is_not_called_free(
-    bench: Bench, error: Fault
-) -> None:
+def test_a_gpu_that_hides_its_processes_is_not_called_free(bench: Bench, error: Fault) -> None:
     bench.environ = {"SLURM_JOB_GPUS": "2,3"}
     result = bench.play(GpuProcesses(), error)
     assert result.status is Status.INCONCLUSIVE, result

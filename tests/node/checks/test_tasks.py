@@ -107,9 +107,7 @@ def test_a_suspended_job_stands_still_with_its_watch(signs: Signs) -> None:
     assert signs.found().status is Status.PASS
 
 
-def test_a_watch_that_lives_passes_and_the_file_of_a_job_that_is_gone_is_removed(
-    signs: Signs,
-) -> None:
+def test_a_live_watch_passes_and_the_file_of_a_gone_job_goes(signs: Signs) -> None:
     alive, gone = signs.touch(f"{UID}.12", 50), signs.touch(f"{UID}.9", 4000)
 
     assert signs.found().status is Status.PASS
@@ -117,9 +115,7 @@ def test_a_watch_that_lives_passes_and_the_file_of_a_job_that_is_gone_is_removed
 
 
 @pytest.mark.parametrize("name", [f"{UID + 1}.12", f"{UID}.x", "12"])
-def test_a_file_that_no_agent_of_its_user_can_have_made_says_nothing(
-    signs: Signs, name: str
-) -> None:
+def test_a_file_that_no_agent_made_says_nothing(signs: Signs, name: str) -> None:
     signs.touch(name, 4000)
     (signs.directory / f"{UID}.13").symlink_to("/proc/1/status")  # a link is not followed
 

@@ -164,9 +164,7 @@ def ask_amd(tmp_path: Path, check: AmdGpus, metrics: object, topology: str = TOP
 
 
 @pytest.mark.parametrize("wrap", [False, True])
-def test_amd_gpus_that_are_well_pass_at_their_power_cap_in_both_forms_of_the_output(
-    tmp_path: Path, wrap: bool
-) -> None:
+def test_healthy_amd_gpus_pass_in_both_forms_of_output(tmp_path: Path, wrap: bool) -> None:
     gpus = [amd(number) for number in range(3)]
     metrics = {"gpu_data": gpus} if wrap else gpus
 

@@ -68,9 +68,7 @@ def at_once(node: Node, jobs: Sequence[int]) -> list[int]:
     return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 
 
-def test_eight_prologs_at_once_drain_once_and_all_keep_their_job_away(
-    node: Node, slurm: HookedSlurm
-) -> None:
+def test_eight_prologs_at_once_drain_once(node: Node, slurm: HookedSlurm) -> None:
     node.break_it()
     assert at_once(node, range(100, 108)) == [1] * 8
     assert len(updates(slurm)) == 1
@@ -96,9 +94,7 @@ def test_a_record_that_is_newer_than_what_a_hook_has_read_stays(node: Node) -> N
 # --- a job of root's --------------------------------------------------
 
 
-def test_a_node_a_job_drained_comes_back_once_a_test_that_confirms_it_passes(
-    story: Story,
-) -> None:
+def test_a_node_a_job_drained_returns_once_its_test_passes(story: Story) -> None:
     node = story.node
     drained_by_a_job(node, "node")
     story.write(journal())
@@ -115,9 +111,7 @@ def test_a_node_a_job_drained_comes_back_once_a_test_that_confirms_it_passes(
 
 
 @pytest.mark.parametrize("component", ["network", "node"])
-def test_a_node_that_no_test_of_its_own_finds_faulty_waits_for_a_person(
-    story: Story, component: str
-) -> None:
+def test_a_node_without_a_failed_test_waits_for_a_person(story: Story, component: str) -> None:
     node = story.node
     drained_by_a_job(node, component)
     story.write(journal(judged()))
@@ -179,9 +173,7 @@ def test_a_drain_that_slurm_does_not_answer_in_time_counts(node: Node, slurm: Ho
     assert entry.node == node.name
 
 
-def test_a_drain_that_did_not_come_about_is_no_return_by_a_person(
-    node: Node, slurm: HookedSlurm
-) -> None:
+def test_a_refused_drain_is_no_return_by_a_person(node: Node, slurm: HookedSlurm) -> None:
     slurm.trouble('[ "$1" = update ] && echo "error: Access/permission denied" >&2 && exit 1\n')
     node.break_it()
     assert not node.prolog()
@@ -193,9 +185,7 @@ def test_a_drain_that_did_not_come_about_is_no_return_by_a_person(
 
 
 @pytest.mark.heavy
-def test_after_a_trip_a_faulty_node_asks_slurm_nothing_and_writes_nothing(
-    rack: list[Node], slurm: HookedSlurm
-) -> None:
+def test_after_a_trip_a_faulty_node_asks_nothing(rack: list[Node], slurm: HookedSlurm) -> None:
     for each in rack:
         each.break_it()
         each.healthcheck()
@@ -208,9 +198,7 @@ def test_after_a_trip_a_faulty_node_asks_slurm_nothing_and_writes_nothing(
     assert shared.read_ledger(rack[0].site.breaker) == before
 
 
-def test_a_rack_that_fails_trips_its_own_breaker_within_the_share_of_the_partition(
-    rack: list[Node], slurm: HookedSlurm
-) -> None:
+def test_a_rack_that_fails_trips_its_own_breaker(rack: list[Node], slurm: HookedSlurm) -> None:
     slurm.below(leaf1="n[1-5]", leaf2="n[6-20]")
     for each in (*rack[:3], rack[5]):
         each.break_it()
@@ -236,9 +224,7 @@ def test_a_node_whose_clock_is_a_day_ahead_forgets_nothing(rack: list[Node]) -> 
     assert "gpu" in ledger.trips
 
 
-def test_a_node_that_is_drained_more_than_three_times_a_day_waits_for_a_person(
-    node: Node, slurm: HookedSlurm
-) -> None:
+def test_a_fourth_drain_a_day_waits_for_a_person(node: Node, slurm: HookedSlurm) -> None:
     node.break_it()
     for job in range(1, 5):
         slurm.set({"n3": ("IDLE", "")})
@@ -260,9 +246,7 @@ def silent(node: Node) -> Node:
     return node
 
 
-def test_if_all_lose_it_two_are_drained_and_a_problem_of_the_server_is_reported_once(
-    rack: list[Node],
-) -> None:
+def test_if_all_lose_it_two_are_drained_and_the_server_is_blamed(rack: list[Node]) -> None:
     for each in rack[:4]:
         silent(each).more = into_file(each)
         each.break_it()
@@ -280,7 +264,7 @@ def test_if_all_lose_it_two_are_drained_and_a_problem_of_the_server_is_reported_
     assert alarm.startswith("n1, n2: /broken exists: a problem of the server")
 
 
-def test_of_nodes_that_drain_in_the_same_second_the_last_ones_give_way(
+def test_of_nodes_that_drain_at_once_the_last_gives_way(
     rack: list[Node], slurm: HookedSlurm
 ) -> None:
     third = silent(rack[2])
@@ -299,9 +283,7 @@ def test_of_nodes_that_drain_in_the_same_second_the_last_ones_give_way(
 # --- faults of one kind and of several -----------------------------------------------------------
 
 
-def test_faults_that_have_nothing_in_common_are_drained_until_the_share_is_reached(
-    rack: list[Node],
-) -> None:
+def test_different_faults_are_drained_until_the_share_is_reached(rack: list[Node]) -> None:
     """Of twenty nodes with a share of 5 %, two may be out for one fault, and four for any."""
     for number, each in enumerate(rack[:6]):
         each.more = f"[checks.fault{number}]\ncheck = 'file'\npath = '/broken'\nexists = false\n"

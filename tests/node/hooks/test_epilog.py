@@ -97,7 +97,7 @@ def test_a_good_node_is_only_marked(story: Story) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize(("apart_s", "drains"), [(0, True), (8 * 24 * 3600, False)])
-def test_marks_of_different_users_and_jobs_add_up_to_a_drain_while_they_are_new(
+def test_new_marks_of_different_users_drain_a_node(
     story: Story, apart_s: int, drains: bool
 ) -> None:
     answers = []
@@ -147,9 +147,7 @@ def test_the_journal_of_an_older_job_with_the_same_id_says_nothing(
     ("later", "marked"),
     [(Level.SLOW, True), (Level.INCONCLUSIVE, True), (Level.HEALTHY, False)],
 )
-def test_of_several_checks_only_one_that_finds_the_node_healthy_takes_an_accusation_back(
-    story: Story, later: Level, marked: bool
-) -> None:
+def test_only_a_healthy_check_takes_it_back(story: Story, later: Level, marked: bool) -> None:
     story.write(journal(), attempt="0")
     story.write(journal(judged(level=later)), attempt="0-2")
     assert not story.ended()

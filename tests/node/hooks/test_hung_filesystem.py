@@ -32,9 +32,7 @@ def met_twice(what: str, tmp_path: Path, hung: str = "hung") -> Any:
 
 @pytest.mark.heavy
 @pytest.mark.root
-def test_a_dead_filesystem_costs_its_time_limit_and_its_child_is_left_behind(
-    tmp_path: Path,
-) -> None:
+def test_a_dead_filesystem_costs_its_time_limit_and_a_child(tmp_path: Path) -> None:
     (elapsed_s, results, waiting), (_, results_again, waiting_again) = met_twice("checks", tmp_path)
     found = {name: (status, text) for name, status, text in results}
     assert elapsed_s < 50
@@ -54,9 +52,7 @@ def test_a_dead_filesystem_costs_its_time_limit_and_its_child_is_left_behind(
 @pytest.mark.heavy
 @pytest.mark.root
 @pytest.mark.parametrize("what", ["journal", "ledger"])
-def test_no_child_is_sent_to_a_journal_or_ledger_after_one_that_the_kernel_holds(
-    what: str, tmp_path: Path
-) -> None:
+def test_no_child_follows_one_that_the_kernel_holds(what: str, tmp_path: Path) -> None:
     (_, said, waiting), (_, said_again, waiting_again) = met_twice(what, tmp_path)
     assert "within 3" in said
     assert waiting == waiting_again == 1
@@ -66,9 +62,7 @@ def test_no_child_is_sent_to_a_journal_or_ledger_after_one_that_the_kernel_holds
 
 @pytest.mark.heavy
 @pytest.mark.root
-def test_a_step_whose_command_the_kernel_holds_ends_as_failed_and_leaves_it_behind(
-    tmp_path: Path,
-) -> None:
+def test_a_step_whose_command_the_kernel_holds_has_failed(tmp_path: Path) -> None:
     for times, (_, outcome, said, waiting) in enumerate(met_twice("command", tmp_path), start=1):
         assert (outcome, said) == ("failed", "stat did not end within 3 s")
         assert waiting == times
@@ -76,9 +70,7 @@ def test_a_step_whose_command_the_kernel_holds_ends_as_failed_and_leaves_it_behi
 
 @pytest.mark.heavy
 @pytest.mark.root
-def test_what_a_user_mounts_over_three_users_journals_keeps_no_other_from_being_read(
-    public_path: Path,
-) -> None:
+def test_what_hangs_over_three_users_journals_hides_no_other(public_path: Path) -> None:
     (public_path / "root" / "lab").mkdir(parents=True)
     for said, waiting in met_twice("trick", public_path, "root/lab/7"):
         assert all("within 3 s" in each or "in the kernel" in each for each in said[:3])

@@ -114,9 +114,7 @@ def test_a_log_that_has_lost_the_message_is_no_pass(
 
 
 @pytest.mark.parametrize(("text", "again"), [(_XID, False), (_MCE, False), (_XID, True)])
-def test_after_a_reboot_three_passes_return_it_unless_the_kernel_says_it_again(
-    clock: Clock, text: str, again: bool
-) -> None:
+def test_three_passes_after_a_reboot_return_it(clock: Clock, text: str, again: bool) -> None:
     node = drained_for(clock, text)
     clock.go(600)
     clock.reboot()
@@ -194,9 +192,7 @@ def test_an_exclusive_test_runs_on_an_idle_node_only(
     assert ("it needs an idle node, and this one is MIXED+DRAIN" in drained.said) is not runs
 
 
-def test_two_tests_that_each_need_the_node_alone_do_not_run_side_by_side(
-    drained: Node, slurm: HookedSlurm
-) -> None:
+def test_two_exclusive_tests_do_not_run_side_by_side(drained: Node, slurm: HookedSlurm) -> None:
     busy, met = drained.directory / "busy", drained.directory / "met"
     text = f"mkdir {busy} || touch {met}; sleep 0.3; rmdir {busy}; echo >>{drained.directory}/ran"
     for name in ("burn", "bench"):

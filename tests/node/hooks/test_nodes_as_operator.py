@@ -58,9 +58,7 @@ def as_operator(work: Callable[[], object]) -> bytes:
     return ended.data
 
 
-def test_what_cannot_be_done_for_one_node_is_told_and_the_others_go_on(
-    marked: Node, slurm: HookedSlurm
-) -> None:
+def test_one_node_that_fails_keeps_no_other_back(marked: Node, slurm: HookedSlurm) -> None:
     site, controller = marked.site, Client.for_hook(marked.environ(), limit_s=20)
     told = as_operator(lambda: nodes.release(site, ["n6", "n99", "n5"], controller, {}))
     came = msgspec.json.decode(told, type=dict[str, str])

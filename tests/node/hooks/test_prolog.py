@@ -36,9 +36,7 @@ def test_a_fault_drains_with_our_note_and_keeps_the_job_away(node: Node) -> None
 
 
 @cases("node/hooks/prolog.toml")
-def test_a_fault_that_the_site_lowers_or_shadows_drains_no_node(
-    node: Node, setting: str, said: str
-) -> None:
+def test_a_lowered_or_shadowed_fault_drains_no_node(node: Node, setting: str, said: str) -> None:
     node.more = f"[checks.low]\ncheck='memory'\nmin_total_gib=9999\n{setting}\n"
     assert not node.prolog()
     assert f"check=low {said}" in node.said
@@ -46,9 +44,7 @@ def test_a_fault_that_the_site_lowers_or_shadows_drains_no_node(
 
 
 @pytest.mark.parametrize("is_fault", [False, True])
-def test_a_hung_check_is_named_and_drains_only_if_the_site_calls_a_hang_a_fault(
-    node: Node, is_fault: bool
-) -> None:
+def test_a_hung_check_drains_only_if_a_hang_is_a_fault(node: Node, is_fault: bool) -> None:
     check = "check='command'\nargv=['sleep', '3600']\ntime_limit_s=0.5\n"
     node.more = f"[checks.hung]\n{check}hang_is_fault={str(is_fault).lower()}\n"
     began = time.monotonic()
@@ -141,9 +137,7 @@ def test_a_job_that_breaks_nodes_costs_two_and_no_more(rack: list[Node]) -> None
 
 
 @pytest.mark.parametrize(("uid", "name"), [(0, "root"), (4_000_000_000, "4000000000")])
-def test_a_user_whose_jobs_break_nodes_is_capped_within_the_hour(
-    rack: list[Node], uid: int, name: str
-) -> None:
+def test_a_user_whose_jobs_break_nodes_is_capped(rack: list[Node], uid: int, name: str) -> None:
     for each in rack:
         each.break_it()
     answers = [each.prolog(job=100 + number, uid=uid) for number, each in enumerate(rack[:5])]

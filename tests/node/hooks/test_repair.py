@@ -36,9 +36,7 @@ def begun(step: RepairStep = RepairStep.RESET, node: str = "n3") -> RepairAttemp
     return RepairAttempt(node=node, step=step, time_s=1.0, drain="d", until_s=1801.0)
 
 
-def test_a_dry_run_says_once_what_would_be_done_and_does_nothing(
-    node: Node, slurm: HookedSlurm
-) -> None:
+def test_a_dry_run_says_once_what_would_be_done(node: Node, slurm: HookedSlurm) -> None:
     repaired(node, "'reboot'")
     node.more = node.more.replace("dry_run = false", "")
     faulty(node)
@@ -51,9 +49,7 @@ def test_a_dry_run_says_once_what_would_be_done_and_does_nothing(
     assert "repair: n3: reboot, 5 min ago: would be taken (dry run): /broken exists" in text
 
 
-def test_a_node_that_a_step_keeps_busy_is_not_late_with_its_health_check(
-    rack: list[Node],
-) -> None:
+def test_a_node_that_a_step_keeps_busy_is_not_late(rack: list[Node]) -> None:
     repaired(rack[1], "'administrator'")
     now_s = rack[1].now_s
     for name in ("n1", "n3"):
@@ -74,9 +70,7 @@ def test_a_node_that_a_step_keeps_busy_is_not_late_with_its_health_check(
     assert over.needs_administrator
 
 
-def test_steps_follow_one_another_until_an_administrator_is_called(
-    node: Node, slurm: HookedSlurm
-) -> None:
+def test_steps_follow_until_an_administrator_is_called(node: Node, slurm: HookedSlurm) -> None:
     trace = node.directory / "resets"
     reset = f"reset = ['sh', '-c', 'echo reset >>{trace}; exit 1']"
     repaired(node, "'reset', 'reboot', 'administrator'", reset, first="reset")
@@ -107,9 +101,7 @@ def test_steps_follow_one_another_until_an_administrator_is_called(
     assert node.state == "IDLE+DRAIN"
 
 
-def test_a_node_that_a_step_has_repaired_comes_back_by_the_usual_rules(
-    node: Node, slurm: HookedSlurm
-) -> None:
+def test_a_repaired_node_returns_by_the_usual_rules(node: Node, slurm: HookedSlurm) -> None:
     repaired(node, "'reboot', 'administrator'")
     faulty(node)
     again(node)
@@ -217,9 +209,7 @@ def test_a_node_returns_only_after_it_has_passed_the_sites_test_in_place(node: N
     assert node.state == "IDLE"
 
 
-def test_a_node_that_fails_its_test_stays_drained_and_an_administrator_is_called_once(
-    node: Node,
-) -> None:
+def test_a_node_that_fails_its_test_calls_an_administrator_once(node: Node) -> None:
     awaits_its_test(node, "echo bandwidth 3 GB/s, limit 20; exit 4")
     ended(node)
     for _ in range(2):
@@ -245,9 +235,7 @@ def test_a_test_that_a_reboot_has_cut_off_is_begun_again_once(node: Node) -> Non
     assert "released after" in again(node, 61)
 
 
-def test_a_node_that_only_an_administrator_could_clear_returns_after_its_test(
-    node: Node, slurm: HookedSlurm
-) -> None:
+def test_a_node_of_an_administrator_returns_by_a_test(node: Node, slurm: HookedSlurm) -> None:
     for _ in range(4):  # drains of one day
         slurm.set({"n3": ("IDLE", "")})
         node.now_s += 61

@@ -179,9 +179,7 @@ def test_a_health_check_replaces_what_the_last_one_found(node: Node) -> None:
         ("check='cpus'\nmin_online=100000\nshadow=true\n", "healthy"),
     ],
 )
-def test_a_check_that_could_not_measure_leaves_a_node_unknown_and_one_in_shadow_healthy(
-    node: Node, check: str, status: str
-) -> None:
+def test_what_could_not_be_measured_is_unknown(node: Node, check: str, status: str) -> None:
     node.more = f"[checks.more]\n{check}"
     node.healthcheck()
     assert (health(node)["status"], health(node)["faults"]) == (status, [])

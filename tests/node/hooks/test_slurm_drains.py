@@ -128,9 +128,7 @@ def test_a_node_returns_after_two_health_checks_if_its_reason_allows_it(
 
 
 @pytest.mark.parametrize(("by_us", "shown"), [(True, 1), (False, 0)])
-def test_a_node_that_was_returned_is_listed_for_a_day_unless_someone_else_returned_it(
-    node: Node, by_us: bool, shown: int
-) -> None:
+def test_a_node_that_we_returned_is_listed_for_a_day(node: Node, by_us: bool, shown: int) -> None:
     node.more = LIFT if by_us else ""
     drained_by_slurm(node)
     pass_after_pass(node, 2)
@@ -175,9 +173,7 @@ def test_a_second_return_within_a_day_is_an_administrators(node: Node) -> None:
     assert node.state == "IDLE"
 
 
-def test_a_wave_returns_no_node_and_counts_against_the_breaker(
-    node: Node, slurm: HookedSlurm
-) -> None:
+def test_a_wave_returns_no_node_and_counts(node: Node, slurm: HookedSlurm) -> None:
     node.more = LIFT
     drained_by_slurm(node, "n3", "n4", "n5", "n7")
     pass_after_pass(node, 4)
@@ -229,9 +225,7 @@ def test_the_processes_that_a_job_leaves_are_named_and_must_end(node: Node) -> N
 
 
 @pytest.mark.root
-def test_the_journal_of_the_job_says_why_its_node_is_not_free(
-    node: Node, public_path: Path
-) -> None:
+def test_the_journal_says_why_a_node_is_not_free(node: Node, public_path: Path) -> None:
     root = public_path / "journals"
     run = root / "lab" / str(JOB) / "0"
     run.mkdir(parents=True)
@@ -282,9 +276,7 @@ def test_a_node_in_inval_is_never_advised_to_be_released(drained: Node) -> None:
     assert "nodes release" not in text
 
 
-def test_each_drain_is_notified_once_and_the_job_that_costs_two_nodes_is_named(
-    node: Node,
-) -> None:
+def test_each_drain_is_notified_once_with_the_job_that_costs_two(node: Node) -> None:
     node.more = into_file(node)
     for name in ("n3", "n4"):
         share(node, name)

@@ -123,9 +123,7 @@ def test_no_name_that_a_user_chooses_makes_a_line_count(form: str, comm: str, fi
 
 
 @given(comm=st.text(max_size=15))
-def test_a_line_that_holds_a_name_behind_the_kernels_words_is_no_more_than_they_say(
-    comm: str,
-) -> None:
+def test_a_name_behind_the_kernels_words_adds_nothing(comm: str) -> None:
     comm = named(comm, COMM_BYTES)
     hung = f"INFO: task {comm}:77 blocked for more than 120 seconds."
     killed = f"Memory cgroup out of memory: Killed process 77 ({comm}) total-vm:1kB"

@@ -73,9 +73,7 @@ def test_a_tripped_breaker_allows_nothing_until_it_is_reset(
         assert answer.ledger == tripped
 
 
-def test_what_was_returned_or_drained_by_a_clock_years_ahead_does_not_count_against_the_share() -> (
-    None
-):
+def test_returned_nodes_and_clocks_years_ahead_do_not_count() -> None:
     year_s = 365 * 86400.0
     wanted = DrainEntry(node="n3", time_s=year_s, job=7, uid=7)
 
@@ -113,9 +111,7 @@ def trips_after(users: list[int], nodes: list[str]) -> tuple[str, list[str]]:
 
 
 @cases("node/rules/rules.toml")
-def test_one_users_jobs_are_refused_beyond_the_share_and_trip_nothing(
-    users: list[int], tripped: list[str]
-) -> None:
+def test_one_users_jobs_trip_nothing(users: list[int], tripped: list[str]) -> None:
     why, found = trips_after(users, NODES[:30])
     assert found == tripped
     assert "n[1-4] would be drained, now or within 60 min: 4 of 30 nodes of gpu, limit 3" in why
@@ -124,9 +120,7 @@ def test_one_users_jobs_are_refused_beyond_the_share_and_trip_nothing(
 
 
 @cases("node/rules/rules.toml")
-def test_refused_drains_trip_the_breaker_once_two_are_not_after_one_users_jobs(
-    users: list[int], tripped: list[str]
-) -> None:
+def test_two_refusals_of_others_trip_the_breaker(users: list[int], tripped: list[str]) -> None:
     why, found = trips_after(users, NODES[:30])
     assert found == tripped
     assert f"{len(users)} of 30 nodes of gpu, limit 3" in why
@@ -214,9 +208,7 @@ def test_a_note_is_known_again_whatever_it_says(
 
 
 @cases("node/rules/rules.toml")
-def test_the_20_columns_that_sinfo_shows_say_what_is_wrong(
-    check: str, text: str, shown: str
-) -> None:
+def test_the_20_columns_of_sinfo_say_what_is_wrong(check: str, text: str, shown: str) -> None:
     note = drain_note.write(DrainNote(checks=(check,), job=7, time_s=5, text=text))
     assert note[:20] == shown
     assert note.endswith(f" check={check} job=7 t=5")
@@ -259,9 +251,7 @@ def test_a_mark_from_another_day_to_come_counts_no_more_than_an_old_one() -> Non
     assert accusations.alive([mark], 10 * 86400.0 - 60) == (mark,)
 
 
-def test_a_monitor_of_drain_reasons_reads_ours_by_the_expression_that_the_documentation_gives() -> (
-    None
-):
+def test_the_expression_of_the_documentation_reads_our_reasons() -> None:
     page = Path(__file__).parents[3] / "docs/admin/elsewhere.md"
     found = re.search(r"`(\^shealth:.*)`", page.read_text())
     assert found is not None

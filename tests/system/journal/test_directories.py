@@ -213,9 +213,7 @@ def test_what_comes_and_goes_beside_a_taken_name_hides_no_journal(tmp_path: Path
 
 @pytest.mark.root
 @pytest.mark.parametrize("leaves", [False, True])
-def test_what_stands_beside_a_taken_name_is_found_by_who_reads_and_removes(
-    tmp_path: Path, leaves: bool
-) -> None:
+def test_what_stands_beside_a_taken_name_is_found(tmp_path: Path, leaves: bool) -> None:
     occupied = taken(tmp_path)
     job = journal.directory_of_check(tmp_path, STARTED)[0].parent
     run = write_healthy_run(tmp_path / "x", job=STARTED.job_id, nodes=("n1", "n2"))
@@ -271,9 +269,7 @@ def test_directories_links_and_what_is_gone_are_told_apart(tmp_path: Path) -> No
 
 
 @pytest.mark.root
-def test_what_is_mounted_over_a_directory_is_told_whoever_it_says_it_belongs_to(
-    tmp_path: Path,
-) -> None:
+def test_what_is_mounted_over_a_directory_is_reported(tmp_path: Path) -> None:
     for name in ("7", "8"):
         (tmp_path / name).mkdir()
     argv = ["unshare", "--mount", "sh", "-c", MOUNTED, "sh", str(tmp_path), sys.executable]

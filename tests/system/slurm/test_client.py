@@ -119,9 +119,7 @@ def test_root_and_an_administrator_of_the_accounting_may_drain(
     assert client.may_drain(65534) is may
 
 
-def test_a_comment_is_read_whole_and_a_drain_of_several_nodes_is_one_call(
-    slurm: FakeSlurm, client: Client
-) -> None:
+def test_comments_are_whole_and_drains_one_call(slurm: FakeSlurm, client: Client) -> None:
     assert client.comment(12) == ""
     slurm.change_job(12, Comment="mine: JobState=RUNNING  it's  odd")
     assert client.comment(12) == "mine: JobState=RUNNING  it's  odd"
@@ -193,9 +191,7 @@ def test_a_controller_that_stays_away_is_given_up(tmp_path: Path) -> None:
     assert now_s == 30.0
 
 
-def test_nothing_is_asked_or_waited_for_once_the_time_for_all_questions_is_over(
-    tmp_path: Path,
-) -> None:
+def test_nothing_is_asked_once_the_time_for_it_is_over(tmp_path: Path) -> None:
     write_executable(tmp_path / "scontrol", "#!/bin/sh\nexec sleep 60\n")
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     began_s = time.monotonic()

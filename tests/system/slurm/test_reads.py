@@ -217,9 +217,7 @@ def test_a_task_of_an_array_is_told_from_the_others(stage: Stage) -> None:
     assert task_of(stage.reads.job(stage.array)) == (array, "2")
 
 
-def test_a_drained_node_has_its_note_and_who_left_it_and_one_that_is_well_has_none(
-    stage: Stage,
-) -> None:
+def test_a_drained_node_has_its_note_and_a_well_one_none(stage: Stage) -> None:
     well, drained = (stage.reads.nodes([name])[name] for name in ("n1", "n2"))
 
     assert [each.name for each in (well, drained)] == ["n1", "n2"]
@@ -246,9 +244,7 @@ def test_nodes_and_jobs_slurm_does_not_know_are_errors(stage: Stage) -> None:
         assert caught.value.job_id == job_id
 
 
-def test_a_controller_that_is_not_there_is_an_error_and_never_an_empty_answer(
-    stage: Stage,
-) -> None:
+def test_a_controller_that_is_not_there_is_an_error(stage: Stage) -> None:
     stage.silence(True)
     try:
         with pytest.raises(SlurmError, match=r"Unable to contact slurm controller|did not end"):
