@@ -97,16 +97,7 @@ def test_probes_run_with_the_exports_of_a_file(tmp_path: Path, workers: Path) ->
     assert "secret" not in written + done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("site", "check", "rounds", "level"),
-    [
-        ("", "allgather", 1, "healthy"),
-        ("min_rounds = 3", "allgather", 3, "healthy"),
-        # Nodes that are all slow are found by what hardware should take, above the floor.
-        ("expected_ms = { matmul = 1 }\ncompute_floor = 0.1", "quick", None, "slow"),
-        ("expected_ms = { matmul = 1 }\ncompute_floor = 3.0", "quick", None, "healthy"),
-    ],
-)
+@cases("cli/check.toml")
 def test_a_check_localizes_as_the_site_wants(
     tmp_path: Path, workers: Path, site: str, check: str, rounds: int | None, level: str
 ) -> None:

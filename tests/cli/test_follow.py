@@ -12,6 +12,7 @@ import pytest
 
 from slurm_health.records.script_records import ScriptEnded, ScriptStarted
 from slurm_health.system import journal
+from tests.cases import cases
 from tests.cli.terminal import Terminal, terminal
 from tests.support.command_line import slurm_health
 from tests.support.fake_slurm import FakeSlurm
@@ -114,15 +115,7 @@ def test_a_script_that_failed_is_followed_to_its_next_start(tmp_path: Path) -> N
     assert "train.sh exited with code 3 after 9.0 s" in drawn.rpartition("Ctrl-C ends this")[2]
 
 
-@pytest.mark.parametrize(
-    ("what", "kind", "code", "said"),
-    [
-        ("nothing", "xterm", 4, "Slurm does not know job 12"),
-        ("an array", "xterm", 2, "12 is an array; follow one of its tasks: 12_3"),
-        ("a check", "", 2, "slurm-health report 12 prints what is known now"),
-        ("a check", "dumb", 2, "slurm-health report 12 prints what is known now"),
-    ],
-)
+@cases("cli/follow.toml")
 def test_what_cannot_be_followed_or_drawn_is_not_waited_for(
     tmp_path: Path, what: str, kind: str, code: int, said: str
 ) -> None:

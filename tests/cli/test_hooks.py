@@ -56,19 +56,7 @@ def test_explain_says_what_runs_here_and_why_the_rest_does_not(node: Node) -> No
     assert node.slurm.calls() == []
 
 
-@pytest.mark.parametrize(
-    ("check", "code", "said"),
-    [
-        ("check='cpus'\nmin_online=100000\n", 1, "odd      node fault"),
-        ("check='command'\nargv=['/nowhere']\n", 3, "odd      inconclusive"),
-        # What users call their processes does not act on root's terminal.
-        (
-            "check='command'\nargv=['sh', '-c', 'printf \"\\033[2Jname(7)\"; exit 77']\n",
-            1,
-            "[2Jname(7)",
-        ),
-    ],
-)
+@cases("cli/hooks.toml")
 def test_a_person_who_looks_changes_nothing(node: Node, check: str, code: int, said: str) -> None:
     node.more = f"[checks.odd]\n{check}"
     result = call(node, "healthcheck")

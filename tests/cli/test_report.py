@@ -64,17 +64,18 @@ def test_a_report_of_an_array_lists_tasks_without_a_journal_too(tmp_path: Path) 
     damaged.unlink()
     damaged.mkdir()
     (tmp_path / "lab" / "12_3").mkdir()
+    write_healthy_run(tmp_path, job=15, array="12_4")
     asked = ("report", f"--journal={tmp_path}")
 
     text = slurm_health(*asked, "12").stdout.splitlines()
     listed = json.loads(slurm_health(*asked, "--json", "12").stdout)["jobs"]
-    some = json.loads(slurm_health(*asked, "--json", "12_[2-9]").stdout)["jobs"]
+    some = json.loads(slurm_health(*asked, "--json", "12_[4-9]").stdout)["jobs"]
 
     tasks = {task["job"]: task["found"] for task in listed}
-    assert [*tasks] == ["12_1", "12_2", "12_3"]
+    assert [*tasks] == ["12_1", "12_2", "12_3", "12_4"]
     assert "cannot be read: master.jsonl" in tasks["12_2"]
     assert tasks["12_3"] == "no journal"
-    assert [task["job"] for task in some] == ["12_2", "12_3", "12_[4-9]"]
+    assert [task["job"] for task in some] == ["12_4", "12_[5-9]"]
     assert text[1].startswith("12_1 ")
     assert [line.split()[2:4] for line in text if line.startswith("12_3 ")] == [["no", "journal"]]
 

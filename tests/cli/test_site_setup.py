@@ -79,7 +79,8 @@ def test_scripts_elsewhere_read_the_config_file_beside_them(tmp_path: Path) -> N
     (tmp_path / "config.toml").touch()
     assert CliRunner().invoke(site_setup.init_hooks, [str(tmp_path)]).stderr == ""
     (tmp_path / "file").touch()
-    refused = CliRunner().invoke(site_setup.init_hooks, [str(tmp_path / "file")])
+    words = [str(tmp_path / "file")]
+    refused = CliRunner().invoke(site_setup.init_hooks, words, standalone_mode=False)
     assert "cannot write" in str(refused.exception)
 
 

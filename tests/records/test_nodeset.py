@@ -91,24 +91,7 @@ def test_names_come_back_in_order_from_brackets_at_their_end(names: list[str]) -
     assert re.search(r"\][^,]", f"{fold(names)},{in_order}") is None
 
 
-@pytest.mark.parametrize(
-    ("names", "folded"),
-    [
-        ([], ""),
-        (["n3", "n1", "n2"], "n[3,1-2]"),
-        (["n1", "n2", "a", "n3", "n4"], "n[1-2],a,n[3-4]"),
-        (["n", "n1", "n2"], "n,n[1-2]"),
-        (["1", "2", "3"], "[1-3]"),
-        (["n1", "n01", "n02"], "n[1,01-02]"),
-        (["n08", "n09", "n10"], "n[08-10]"),
-        (["n8", "n9", "n10"], "n[8-10]"),
-        (["n98", "n99", "n100"], "n[98-100]"),
-        (["n08", "n09", *(f"n{number}" for number in range(10, 101))], "n[08-99,100]"),
-        (["r1n4", "r2n1", "r2n2", "r2n3"], "r1n4,r2n[1-3]"),
-        (["n1", "n2", "n1"], "n[1-2]"),
-        ([f"n{'9' * 19}", f"n1{'0' * 19}"], f"n{'9' * 19},n1{'0' * 19}"),
-    ],
-)
+@cases("records/nodeset.toml")
 def test_only_neighbours_are_folded_where_the_order_counts(names: list[str], folded: str) -> None:
     assert fold_in_order(names) == folded
 

@@ -24,6 +24,7 @@ from slurm_health.report.read import load, read_run
 from slurm_health.report.story import Story
 from slurm_health.report.text import check_text, headline, job_text
 from slurm_health.system import journal
+from tests.cases import cases
 from tests.support.journals import (
     STARTED_S,
     Clock,
@@ -34,7 +35,6 @@ from tests.support.journals import (
 )
 from tests.support.stranger import given_to
 
-DAY_S = 86_400.0
 SUBMITTED_S = int(STARTED_S) - 42
 BEGUN_S = int(STARTED_S) - 2
 
@@ -50,14 +50,7 @@ def begun(
 
 
 @pytest.mark.parametrize("submitted", [True, False])
-@pytest.mark.parametrize(
-    ("begins", "runs"),
-    [
-        ({"0": 0.0, "0-2": DAY_S}, ["0-2"]),
-        ({"0": 0.0, "1": 60.0, "0-2": DAY_S}, ["0-2"]),  # nor are its attempts
-        ({"0": 0.0, "0-2": 0.0}, ["0", "0-2"]),  # two checks of one start
-    ],
-)
+@cases("report/read.toml")
 def test_a_job_with_an_id_that_was_given_again_stands_by_itself(
     tmp_path: Path,
     *,

@@ -11,6 +11,7 @@ import pytest
 from slurm_health.node.hooks.epilog import reserve_test
 from slurm_health.node.marks import MARKS
 from slurm_health.records.verdict import Level
+from tests.cases import cases
 from tests.support.accusing import JOB, UID, Story, journal, judged
 
 # --- what an accusation brings about --------------------------------------------------
@@ -31,18 +32,7 @@ def test_a_journal_that_its_own_user_cannot_reach_is_told(story: Story) -> None:
     assert f"could not read the job's journal: {place}: Permission denied" in story.node.said
 
 
-@pytest.mark.parametrize(
-    ("level", "component", "policy", "said"),
-    [
-        (Level.FAULTY, "node", "confirm", "check=flag"),
-        (Level.SLOW, "node", "confirm", "calls this node slow"),
-        # A starved processor makes the network slow; no check here is of the network.
-        (Level.SLOW, "network", "confirm", "calls this node slow"),
-        (Level.FAULTY, "node", "never", "accuses this node"),
-        (Level.HEALTHY, "node", "confirm", ""),
-        (Level.INCONCLUSIVE, "node", "confirm", ""),
-    ],
-)
+@cases("node/hooks/epilog.toml")
 def test_a_truly_bad_node_is_drained_by_an_ordinary_users_finding(
     story: Story, level: Level, component: str, policy: str, said: str
 ) -> None:

@@ -172,13 +172,7 @@ def test_a_health_check_replaces_what_the_last_one_found(node: Node) -> None:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize(
-    ("check", "status"),
-    [
-        ("check='command'\nargv=['/nowhere']\n", "unknown"),  # it could not measure
-        ("check='cpus'\nmin_online=100000\nshadow=true\n", "healthy"),
-    ],
-)
+@cases("node/hooks/run_checks.toml")
 def test_what_could_not_be_measured_is_unknown(node: Node, check: str, status: str) -> None:
     node.more = f"[checks.more]\n{check}"
     node.healthcheck()

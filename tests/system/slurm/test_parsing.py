@@ -28,28 +28,8 @@ from slurm_health.system.slurm.parsing import (
 from tests.cases import cases
 from tests.test_fuzz import ODD, SLURM, as_text, damaged, read
 
-TREE = """\
-SwitchName=spine Level=1 LinkSpeed=1 Nodes=n[1-8] Switches=leaf[1-2]
-SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=n[1-4]
-SwitchName=leaf2 Level=0 LinkSpeed=1 Nodes=n[5-8]
-"""
-FILE = "# fabric\nSwitchName=leaf1 Nodes=n[1-2] # rack 7\nSwitchName=top Switches=leaf1\n"
-BLOCKS = "BlockName=b1 BlockIndex=0 Nodes=n[1-2] BlockSize=2\nAggregatedBlock=b1 Nodes=n[1-2]\n"
-RINGS = "RingName=r1 Nodes=n[1-4] RingSize=4\nRingName=r2 Nodes=n[5-6] RingSize=2\n"
 
-
-@pytest.mark.parametrize(
-    ("text", "leaves"),
-    [
-        pytest.param(TREE, {"leaf1": "n[1-4]", "leaf2": "n[5-8]"}, id="the lowest switches"),
-        pytest.param(FILE, {"leaf1": "n[1-2]"}, id="a configuration file"),
-        pytest.param(BLOCKS, {"b1": "n[1-2]"}, id="blocks"),
-        pytest.param(RINGS, {"r1": "n[1-4]", "r2": "n[5-6]"}, id="rings"),
-        pytest.param("SwitchName=leaf1 Level=0 Nodes=(null)\n", {}, id="a switch without nodes"),
-        pytest.param("No topology information available\n", {}, id="no topology"),
-        pytest.param("\n\n", {}, id="nothing"),
-    ],
-)
+@cases("system/slurm/parsing.toml")
 def test_leaves_are_what_nodes_hang_on(text: str, leaves: dict[str, str]) -> None:
     assert parse_topology(text) == {name: expand(nodes) for name, nodes in leaves.items()}
 
