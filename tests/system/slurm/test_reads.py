@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -100,48 +100,36 @@ def run_in(lab: Lab) -> Run:
     return run
 
 
-@dataclass(frozen=True)
-class Played:
-    """The lab on which the contract is played."""
-
-    lab: Lab
-    running: int
-    held: int
-    array: int
-    odd: int
-
-    def silence(self, silent: bool) -> None:
-        if silent:
-            self.lab.kill_slurmctld()
-        else:
-            self.lab.start_slurmctld()
-
-
 @pytest.fixture(scope="module")
-def played() -> Iterator[Played]:
+def played() -> Iterator[tuple[Lab, Stage]]:
     # Slurm's own clients then say within seconds that nobody answers.
     with Lab.start(nodes=3, cpus=4, slurm_conf_extra="MessageTimeout=2") as lab:
-        running = lab.sbatch("#!/bin/sh\nsleep 600\n", "-wn1,n2", "-N2", "--mem=100M")
-        lab.wait_job(running, {"RUNNING"})
-        array = lab.sbatch("#!/bin/sh\nsleep 600\n", "-wn1", "--mem=100M", "--array=0-2")
-        for task in range(3):
-            lab.wait_job(f"{array}_{task}", {"RUNNING"})
-        held = requeued_and_held(lab)
+        sleeps = "#!/bin/sh\nsleep 600\n"
+        running = lab.sbatch(sleeps, "-wn1,n2", "-N2", "--mem=100M")
+        array = lab.sbatch(sleeps, "-wn1", "--mem=100M", "--array=0-2")
+        held = lab.sbatch(sleeps, "-wn3")
+        jobs: list[int | str] = [running, held, *(f"{array}_{task}" for task in range(3))]
+        for job in jobs:
+            lab.wait_job(job, {"RUNNING"})
+        lab.run(["scontrol", "requeuehold", str(held)])
+        lab.wait_job(held, {"PENDING"})
+        lab.run(["scontrol", "update", f"JobId={held}", "ExcNodeList=n2", "ReqNodeList="])
         named = [f"--job-name={ODD_NAME}", f"--comment={ODD_COMMENT}"]
         odd = lab.sbatch("#!/bin/sh\nhostname\n", "--hold", *named)
         lab.run(["scontrol", "update", "NodeName=n2", "State=DRAIN", f"Reason={NOTE}"])
         lab.restart_slurmctld()  # what it has saved outlives being killed
         lab.wait_node("n2", "MIXED")
-        yield Played(lab, running, held, array, odd)
-
-
-def requeued_and_held(lab: Lab) -> int:
-    job = lab.sbatch("#!/bin/sh\nsleep 600\n", "-wn3")
-    lab.wait_job(job, {"RUNNING"})
-    lab.run(["scontrol", "requeuehold", str(job)])
-    lab.wait_job(job, {"PENDING"})
-    lab.run(["scontrol", "update", f"JobId={job}", "ExcNodeList=n2", "ReqNodeList="])
-    return job
+        yield (
+            lab,
+            Stage(
+                reads=Reads(run_in(lab), pyslurm=False),
+                running=running,
+                held=held,
+                array=array,
+                odd=odd,
+                silence=lambda silent: lab.kill_slurmctld() if silent else lab.start_slurmctld(),
+            ),
+        )
 
 
 @pytest.fixture(
@@ -154,15 +142,8 @@ def requeued_and_held(lab: Lab) -> int:
 def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Stage:
     if request.param == "recorded":
         return recorded(tmp_path)
-    played = request.getfixturevalue("played")
-    return Stage(
-        reads=reader(played.lab, request.param),
-        running=played.running,
-        held=played.held,
-        array=played.array,
-        odd=played.odd,
-        silence=played.silence,
-    )
+    played: tuple[Lab, Stage] = request.getfixturevalue("played")
+    return replace(played[1], reads=reader(played[0], request.param))
 
 
 def reader(lab: Lab, name: str) -> Reads:
@@ -287,9 +268,9 @@ def agree(lab: Lab, ask: Callable[[Reads], dict[str, Node]]) -> None:
 @pytest.mark.lab
 @pytest.mark.parametrize("change", STATES, ids=lambda change: change[0])
 def test_both_readers_say_the_same_of_nodes_in_every_state(
-    played: Played, change: list[str]
+    played: tuple[Lab, Stage], change: list[str]
 ) -> None:
-    lab = played.lab
+    lab, _ = played
     reader(lab, "pyslurm")
     lab.run(["scontrol", "update", "NodeName=n3", *change])
     try:
@@ -302,8 +283,8 @@ def test_both_readers_say_the_same_of_nodes_in_every_state(
 
 
 @pytest.mark.lab
-def test_both_readers_say_the_same_of_a_node_in_maintenance(played: Played) -> None:
-    lab = played.lab
+def test_both_readers_say_the_same_of_a_node_in_maintenance(played: tuple[Lab, Stage]) -> None:
+    lab, _ = played
     scontrol, pyslurm = reader(lab, "scontrol"), reader(lab, "pyslurm")
     reservation = ["ReservationName=m", "starttime=now", "duration=60", "user=root"]
     lab.run(["scontrol", "create", *reservation, "flags=maint,ignore_jobs", "nodes=n3"])
