@@ -103,6 +103,7 @@ def test_what_cannot_be_served_is_said(arguments: list[str], problem: str) -> No
 
 
 ROOT = Path(__file__).parents[2]
+OURS = Path(sys.executable).with_name("slurm-health")
 NAMES = sorted(templates.every())
 # Directories that only a checkout has.
 FROM_THE_CHECKOUT = {"tests", "benchmarks", "examples"}
@@ -122,17 +123,13 @@ def test_a_template_is_printed_with_what_to_do_with_it(name: str) -> None:
         TemplateKind.DASHBOARD: "upload it",
     }[template.kind]
     assert what in done.stderr
+    runs = {"prolog": f"\npython={sys.executable}\n", "sbatch": f"\ncommand={OURS}\n"}
+    assert runs.get(name, "") in done.stdout
+    without = slurm_health("templates", name, environ={"PATH": "/usr/bin:/bin"}).stderr
+    assert name != "sweep" or f"export PATH={OURS.parent}:$PATH" in without
     listed = slurm_health("templates").stdout
     assert re.search(rf"^  {name} .*{re.escape(template.purpose.split()[0])}", listed, re.MULTILINE)
     assert template.purpose.endswith(".")
-
-
-def test_what_is_printed_runs_the_installation_that_printed_it() -> None:
-    assert f"\npython={sys.executable}\n" in slurm_health("templates", "prolog").stdout
-    command = Path(sys.executable).with_name("slurm-health")
-    assert f"\ncommand={command}\n" in slurm_health("templates", "sbatch").stdout
-    without = slurm_health("templates", "sweep", environ={"PATH": "/usr/bin:/bin"})
-    assert f"export PATH={command.parent}:$PATH" in without.stderr
 
 
 @pytest.mark.parametrize(
