@@ -26,13 +26,19 @@ def cases(file: str) -> Callable[[Test], Test]:
         rows = tomllib.loads((TABLES / file).read_text())[test.__name__.removeprefix("test_")]
         names = [name for name in kinds if any(name in row for row in rows)]
         values = [
-            pytest.param(*(_value(row, name, kinds[name]) for name in names), id=row.get("id"))
+            pytest.param(*(_value(row, name, kinds[name]) for name in names), id=_name(row))
             for row in rows
         ]
         marked: Test = pytest.mark.parametrize(names, values)(test)
         return marked
 
     return mark
+
+
+def _name(row: dict[str, Any]) -> str:
+    """Return the row's own name, or its plain values."""
+    plain = ", ".join(str(value) for value in row.values() if isinstance(value, str | int))
+    return str(row.get("id") or ascii(plain[:80])[1:-1])
 
 
 def _value(row: dict[str, Any], name: str, kind: Any) -> object:
