@@ -43,9 +43,7 @@ def test_the_help_of_all_loads_no_command() -> None:
 
 @pytest.mark.parametrize("columns", [80, 60])
 @pytest.mark.parametrize("words", [[], *([name] for name in VISIBLE)], ids=" ".join)
-def test_the_help_of_a_command_fits_a_screen_and_explains_each_of_its_options(
-    words: list[str], columns: int
-) -> None:
+def test_help_fits_a_screen_and_explains_each_option(words: list[str], columns: int) -> None:
     done = slurm_health(*words, "--help", environ={"COLUMNS": str(columns)})
 
     lines = done.stdout.splitlines()

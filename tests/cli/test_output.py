@@ -87,9 +87,7 @@ def test_a_terminal_gets_colours_and_its_width_is_kept_to(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {"TERM": ""}])
-def test_there_is_no_colour_where_nobody_wants_it(
-    tmp_path: Path, environ: Mapping[str, str]
-) -> None:
+def test_colour_is_only_where_it_is_wanted(tmp_path: Path, environ: Mapping[str, str]) -> None:
     write_requeued_job(tmp_path)
     words = ["report", "12", f"--journal={tmp_path}"]
 

@@ -173,9 +173,7 @@ def test_the_metrics_have_no_node_that_slurm_does_not_know(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("touched_s", [NOW_S - 3600, NOW_S + 400 * DAY_S])
-def test_a_check_from_the_future_gets_the_time_of_its_file(
-    tmp_path: Path, touched_s: float
-) -> None:
+def test_a_check_of_the_future_has_its_files_time(tmp_path: Path, touched_s: float) -> None:
     root = tmp_path / "journal"
     run = RunJournal(root, nodes=("n1", "n2"), clock=Clock(NOW_S + 300 * DAY_S))
     run.pass_check()

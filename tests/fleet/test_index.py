@@ -412,9 +412,7 @@ def test_a_job_is_read_again_once_its_first_check_is_there(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("looks_s", [(HOUR_S, 30 * DAY_S), (30 * DAY_S,)])
-def test_a_job_that_was_looked_at_when_it_was_final_costs_nothing_more(
-    tmp_path: Path, looks_s: tuple[float, ...]
-) -> None:
+def test_a_final_job_is_not_read_again(tmp_path: Path, looks_s: tuple[float, ...]) -> None:
     root, index = tmp_path / "journal", tmp_path / "index"
     write_healthy_run(root, job=12, nodes=("n1", "n2"))
     written_at(root, 12, BEGAN_S)

@@ -30,9 +30,7 @@ def test_what_slurm_sets_is_taken(environ: dict[str, str], allocation: Allocatio
 
 
 @cases("records/allocation.toml")
-def test_a_task_of_an_array_is_never_called_by_its_own_number(
-    environ: dict[str, str], name: str
-) -> None:
+def test_a_task_is_called_by_its_array(environ: dict[str, str], name: str) -> None:
     assert name_in_slurm(environ) == name
 
 

@@ -72,9 +72,7 @@ def test_each_reason_has_its_words(reasons: int, said: str) -> None:
 
 
 @cases("records/gpu_load.toml")
-def test_what_is_usual_or_was_there_before_the_burn_is_not_told(
-    series: dict[str, list[object]],
-) -> None:
+def test_what_was_there_before_the_burn_is_not_told(series: dict[str, list[object]]) -> None:
     assert words(burn(**series)) == []
 
 
@@ -100,9 +98,7 @@ def test_gpus_are_summarised_apart_and_one_that_is_lost_keeps_its_name() -> None
 
 
 @cases("records/gpu_load.toml")
-def test_counters_that_grow_during_the_burn_are_told(
-    series: dict[str, list[object]], said: str
-) -> None:
+def test_counters_that_grow_are_reported(series: dict[str, list[object]], said: str) -> None:
     assert said in " ".join(words(burn(**series)))
 
 

@@ -152,9 +152,7 @@ def test_a_job_that_was_cancelled_while_it_waited_after_its_check_has_ended(
 
 
 @pytest.mark.parametrize("state", ["FAILED", ""])
-def test_a_check_whose_job_has_ended_does_not_run_any_more(
-    tmp_path: Path, slurm: FakeSlurm, state: str
-) -> None:
+def test_a_check_ends_with_its_job(tmp_path: Path, slurm: FakeSlurm, state: str) -> None:
     run = RunJournal(tmp_path)
     run.start()
     run.begin_round(0, [["n1", "n2"]])

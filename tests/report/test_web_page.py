@@ -173,9 +173,7 @@ def test_a_check_of_512_nodes_is_a_page_below_2_mb(tmp_path: Path) -> None:
 @needs_browser
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("scheme", [LIGHT, DARK])
-def test_a_browser_shows_the_page_in_its_width_and_colours(
-    tmp_path: Path, width: int, scheme: int
-) -> None:
+def test_a_browser_shows_a_page_in_its_width(tmp_path: Path, width: int, scheme: int) -> None:
     write_requeued_job(tmp_path)
 
     found = shown(page_of(tmp_path), tmp_path, width=width, scheme=scheme)

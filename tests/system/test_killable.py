@@ -74,9 +74,7 @@ def _deaf() -> bytes:
 
 
 @pytest.mark.parametrize(("work", "limit_s"), [(_sleep, 0.3), (_deaf, 0.3), (_sleep, 0.0)])
-def test_hung_children_are_killed_at_their_limit_and_the_others_are_not_held_up(
-    work: Callable[[], bytes], limit_s: float
-) -> None:
+def test_hung_children_hold_up_no_other(work: Callable[[], bytes], limit_s: float) -> None:
     before, began = descendants(os.getpid()), time.monotonic()
     late = {f"hung{number}": (work, limit_s) for number in range(20)}
     outcomes = run_all({**late, "well": (lambda: b"1", 30)})
@@ -213,9 +211,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize(("takes_bytes", "kind"), [(32 << 20, Answered), (256 << 20, Broke)])
-def test_a_limit_of_memory_counts_what_the_child_takes(
-    takes_bytes: int, kind: type[WorkResult]
-) -> None:
+def test_a_limit_of_memory_is_of_the_child(takes_bytes: int, kind: type[WorkResult]) -> None:
     def work() -> bytes:
         limit_memory(128 << 20)
         return b"%d" % len(bytearray(takes_bytes))

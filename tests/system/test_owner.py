@@ -70,9 +70,7 @@ def test_an_owner_gets_ten_messages_an_hour_and_more_in_the_next(home: Home) -> 
 
 
 @cases("system/owner.toml")
-def test_a_file_that_does_not_deliver_is_explained(
-    home: Home, text: str, mode: int, why: str
-) -> None:
+def test_a_file_that_cannot_be_used_says_why(home: Home, text: str, mode: int, why: str) -> None:
     home.config.write_text(text)
     home.config.chmod(mode)
 
@@ -97,7 +95,7 @@ def test_the_owners_command_runs_before_slurm_is_asked_about_mail(home: Home) ->
     assert not early.exists()
 
 
-def test_outside_of_a_job_and_for_who_has_no_file_nothing_is_started(
+def test_without_a_job_or_a_file_nothing_starts(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home.config.unlink()

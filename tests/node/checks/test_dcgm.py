@@ -108,9 +108,7 @@ def test_level_1_has_no_hardware_test_and_passes_by_what_it_has(
         ("", "exit code 1"),
     ],
 )
-def test_a_diagnostic_that_did_not_run_decides_nothing(
-    tmp_path: Path, output: str, said: str
-) -> None:
+def test_a_diagnostic_that_failed_decides_nothing(tmp_path: Path, output: str, said: str) -> None:
     found = run(tmp_path, output, code=1)
 
     assert found.status is Status.INCONCLUSIVE

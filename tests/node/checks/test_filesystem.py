@@ -30,9 +30,7 @@ def seen(**changes: object) -> MountState:
 
 
 @cases("node/checks/filesystem.toml")
-def test_a_failed_write_is_blamed_on_no_node_if_its_server_may_be_down(
-    number: str, local: Status, served: Status
-) -> None:
+def test_no_node_is_blamed_for_its_server(number: str, local: Status, served: Status) -> None:
     import errno
 
     check = Filesystem(path="/home", writable=True)

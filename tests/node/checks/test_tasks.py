@@ -25,9 +25,7 @@ USER = Status.USER_FAULT
 
 
 @pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "0"}])
-def test_leftovers_are_looked_for_only_after_a_users_job(
-    environ: dict[str, str], well: CheckContext
-) -> None:
+def test_leftovers_are_those_of_users_jobs(environ: dict[str, str], well: CheckContext) -> None:
     found = find_out(Leftovers(), msgspec.structs.replace(well, environ=environ))
     assert found.status is Status.NOT_APPLICABLE
 

@@ -69,9 +69,7 @@ def test_a_node_without_a_system_log_is_told(tmp_path: Path) -> None:
 
 
 @cases("node/doctor/machine.toml")
-def test_a_program_that_a_check_runs_and_that_is_not_there_is_named(
-    tmp_path: Path, text: str, program: str
-) -> None:
+def test_a_missing_program_of_a_check_is_named(tmp_path: Path, text: str, program: str) -> None:
     site = load_site(tmp_path / "etc", text)
     machine_without = CheckContext(root=tmp_path / "machine")
 

@@ -120,9 +120,7 @@ def test_a_node_without_a_failed_test_waits_for_a_person(story: Story, component
 
 
 @pytest.mark.parametrize("call", range(1, 6))
-def test_a_hook_that_is_killed_at_any_call_is_finished_by_the_next_and_counts_once(
-    node: Node, slurm: HookedSlurm, call: int
-) -> None:
+def test_a_killed_hook_is_finished_by_the_next(node: Node, slurm: HookedSlurm, call: int) -> None:
     slurm.trouble(f'[ "$(grep -vc -e --version $dir/calls)" = {call} ] && kill -9 $PPID\n')
     node.break_it()
     assert at_once(node, [7]) == [-9]
@@ -264,9 +262,7 @@ def test_if_all_lose_it_two_are_drained_and_the_server_is_blamed(rack: list[Node
     assert alarm.startswith("n1, n2: /broken exists: a problem of the server")
 
 
-def test_of_nodes_that_drain_at_once_the_last_gives_way(
-    rack: list[Node], slurm: HookedSlurm
-) -> None:
+def test_the_last_of_several_drains_gives_way(rack: list[Node], slurm: HookedSlurm) -> None:
     third = silent(rack[2])
     third.break_it()
     others = "; ".join(

@@ -61,9 +61,7 @@ class OfPartitions(Story):
 
 
 @pytest.mark.parametrize(("partition", "drains"), [("gpu", True), ("cpu", False)])
-def test_a_check_for_a_partition_confirms_what_a_job_of_that_partition_says(
-    story: Story, partition: str, drains: bool
-) -> None:
+def test_a_check_of_a_partition_tests_its_jobs(story: Story, partition: str, drains: bool) -> None:
     site = OfPartitions.__new__(OfPartitions)
     site.node, site.root = story.node, story.root
     site.write(journal())
@@ -87,9 +85,7 @@ def test_a_good_node_is_only_marked(story: Story) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize(("apart_s", "drains"), [(0, True), (8 * 24 * 3600, False)])
-def test_new_marks_of_different_users_drain_a_node(
-    story: Story, apart_s: int, drains: bool
-) -> None:
+def test_marks_of_different_users_drain_a_node(story: Story, apart_s: int, drains: bool) -> None:
     answers = []
     for job, uid in ((10, 1), (11, 1), (12, 2)):
         story.write(journal(job=job), job=job, uid=uid)
@@ -106,9 +102,7 @@ def test_new_marks_of_different_users_drain_a_node(
 
 @pytest.mark.parametrize("restarts", ["3", None])
 @pytest.mark.parametrize("run", ["3", "3-2", "3-9", "3-12", "3-1002"])
-def test_every_run_of_the_attempt_is_read_however_many_steps_it_had(
-    story: Story, run: str, restarts: str | None
-) -> None:
+def test_every_run_of_an_attempt_is_read(story: Story, run: str, restarts: str | None) -> None:
     for other in ("0", "1-7"):
         story.write(journal(judged(level=Level.HEALTHY)), attempt=other)
     story.write(journal(), attempt=run)

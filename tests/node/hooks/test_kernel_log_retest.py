@@ -123,9 +123,7 @@ def test_three_passes_after_a_reboot_return_it(clock: Clock, text: str, again: b
 
 
 @pytest.mark.parametrize("hook", ["prolog", "healthcheck"])
-def test_what_was_said_before_a_person_returned_the_node_does_not_count(
-    clock: Clock, slurm: HookedSlurm, hook: str
-) -> None:
+def test_messages_before_a_return_do_not_count(clock: Clock, slurm: HookedSlurm, hook: str) -> None:
     node = drained_for(clock, _XID)
     clock.go(60)
     slurm.set({"n3": ("IDLE", "")})

@@ -111,7 +111,7 @@ def test_only_a_node_in_the_pool_without_a_note_is_drained(
 
 
 @cases("node/hooks/prolog.toml")
-def test_a_controller_in_trouble_drains_nobody_and_the_job_starts(
+def test_a_controller_in_trouble_drains_nobody(
     node: Node, slurm: HookedSlurm, trouble: str
 ) -> None:
     node.break_it()

@@ -59,9 +59,7 @@ def test_no_sequence_of_drains_gets_past_the_breaker(
 
 
 @given(drains)
-def test_a_tripped_breaker_allows_nothing_until_it_is_reset(
-    wanted: list[tuple[str, float, int, int]],
-) -> None:
+def test_a_tripped_breaker_allows_nothing(wanted: list[tuple[str, float, int, int]]) -> None:
     trip = breaker.Trip(time_s=0, node="n1", why="x", nodes="n[1-40]")
     tripped = DrainLedger(trips={"gpu": trip})
     for node, time_s, job, uid in wanted:

@@ -60,9 +60,7 @@ DRAIN = SlurmDrain(
 
 
 @cases("node/rules/slurm_drain.toml")
-def test_a_text_that_slurm_does_not_write_itself_is_an_administrators(
-    releases: str, reason: str, kind: str | None
-) -> None:
+def test_other_texts_are_an_administrators(releases: str, reason: str, kind: str | None) -> None:
     row = kind_of(reason)
     assert (row.name if row else None) == kind, releases
     record = bound(None, reason, SINCE, 1.0, "n7")
@@ -143,9 +141,7 @@ def test_a_wave_is_named_by_what_is_narrowest() -> None:
 
 
 @cases("node/rules/slurm_drain.toml")
-def test_who_drained_two_nodes_is_named_before_the_third(
-    second: dict[str, Any], named: set[str]
-) -> None:
+def test_who_drained_two_nodes_is_named(second: dict[str, Any], named: set[str]) -> None:
     names: Callable[[int], str] = {1000: "alice", 7: "bob"}.__getitem__
     assert set(culprits([DRAIN, _other(**second)], 2000.0, names)) == named
 

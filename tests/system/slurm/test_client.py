@@ -287,9 +287,7 @@ def test_slurms_line_in_the_output_tells(due_to: str, told: str) -> None:
     assert in_output(b"*** JOB 12 ON n1 CANCELLED AT 2026-99-99T99:99:99 ***", "12", now_s=0) == ""
 
 
-def test_a_line_counts_whatever_time_zone_the_job_has_chosen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_line_counts_in_any_time_zone_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm's daemons write the machine's time."""
     monkeypatch.delenv("TZ", raising=False)
     time.tzset()

@@ -76,9 +76,7 @@ def test_however_the_job_asked_its_steps_ask_for_all_that_nodes_have(
 
 
 @cases("system/slurm/job_gres.toml")
-def test_slurm_is_asked_only_of_jobs_that_may_have_gpus(
-    environ: dict[str, str], asked: bool
-) -> None:
+def test_slurm_is_asked_of_jobs_with_gpus_only(environ: dict[str, str], asked: bool) -> None:
     assert may_have_gpus(environ) is asked
 
 
