@@ -101,26 +101,20 @@ def test_journals_of_others_stay(tmp_path: Path) -> None:
     assert left(tmp_path) == ["13"]
 
 
-def test_a_journal_that_was_written_since_it_was_chosen_stays(tmp_path: Path) -> None:
+@pytest.mark.root
+def test_a_journal_that_was_written_or_given_away_since_it_was_chosen_stays(tmp_path: Path) -> None:
     run, _ = write_requeued_job(tmp_path, job=12)
     age(run.directory.parent, 100)
-    (chosen,) = own_journals(tmp_path)
+    given = write(tmp_path, 13, 100)
+    chosen = {journal.job: journal for journal in own_journals(tmp_path)}
     run.clock = Clock(time.time())
     run.finish("proceed")
+    os.chown(given, NOBODY, NOBODY)
 
-    assert remove(tmp_path, chosen) == "it was written just now"
-
+    assert remove(tmp_path, chosen["12"]) == "it was written just now"
+    assert remove(tmp_path, chosen["13"]) == f"it belongs to user {NOBODY} now"
     records = journals.read_all(run.directory, journals.MASTER)
     assert isinstance(records[-1].record, JobOutcome)
-
-
-@pytest.mark.root
-def test_a_journal_that_became_anothers_stays(tmp_path: Path) -> None:
-    directory = write(tmp_path, 12, 100)
-    (chosen,) = own_journals(tmp_path)
-    os.chown(directory, NOBODY, NOBODY)
-
-    assert remove(tmp_path, chosen) == f"it belongs to user {NOBODY} now"
 
 
 def test_what_an_interrupted_clean_has_left_goes_the_next_time(tmp_path: Path) -> None:

@@ -150,16 +150,6 @@ def test_whoever_else_has_a_journal_of_the_job_is_named(
     ]
 
 
-@pytest.mark.root
-def test_where_a_journal_is_anothers_note_does_not_say(tmp_path: Path) -> None:
-    note = find.Elsewhere(host="n9", directory="/journal")
-    find.note_elsewhere(tmp_path, "lab", 12, note)
-    assert find.elsewhere_text(tmp_path, "12").startswith("it is on n9, in /journal")
-
-    given_to(1, tmp_path / "lab" / "12")
-    assert find.elsewhere_text(tmp_path, "12") == ""
-
-
 @pytest.fixture
 def array(tmp_path: Path) -> Path:
     """Lay down an array of four tasks; the last one has the array's own id, as Slurm does it."""
@@ -200,6 +190,7 @@ def test_links_of_others_make_no_array_of_ones_job(tmp_path: Path) -> None:
     assert tasks_of(tmp_path, "12") == []
 
 
+@pytest.mark.root
 def test_a_machine_says_where_the_journal_of_a_job_is(tmp_path: Path) -> None:
     there = find.Elsewhere(host="first\x1b[31m", directory="/home/alice/torchrun/7/0-2")
     find.note_elsewhere(tmp_path, "torchrun", 7, there)
@@ -207,6 +198,10 @@ def test_a_machine_says_where_the_journal_of_a_job_is(tmp_path: Path) -> None:
         "it is on first [31m, in /home/alice/torchrun/7/0-2: run slurm-health report 7 there."
     )
     assert find.elsewhere_text(tmp_path, "8") == ""
+    given_to(1, tmp_path / "torchrun" / "7")  # another's note does not count
+    assert find.elsewhere_text(tmp_path, "7") == ""
+    given_to(os.geteuid(), tmp_path / "torchrun" / "7")
+    assert find.elsewhere_text(tmp_path, "7")
     (note,) = (path for path in tmp_path.rglob("*") if path.is_file())
     note.write_bytes(b'{"x":' + b"[" * 100_000)
     assert find.elsewhere_text(tmp_path, "7") == ""
