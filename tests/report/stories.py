@@ -6,6 +6,7 @@ What is recorded after a usual beginning is in `stories.toml`; the rest is here.
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +20,6 @@ from slurm_health.records.records import (
     Action,
     ActionDone,
     ActionIntended,
-    GroupAborted,
     VerdictReached,
 )
 from slurm_health.records.script_records import Diagnosed
@@ -39,13 +39,21 @@ ESCAPES = "\x1b[2J\x1b]0;title\x07line two\r"
 TYPES = {kind.__struct_config__.tag: kind for kind in KINDS}
 
 
-def of_records(root: Path, *, begins: str, nodes: list[str], written: Any, later_s: float) -> float:
+def of_records(
+    root: Path,
+    *,
+    begins: str,
+    nodes: list[str],
+    written: Any,
+    later_s: float = 0.0,
+    script: str = "/home/ml/train.sh",
+) -> float:
     """Write records after a usual beginning; return the time of the report."""
     if begins == "healthy":
         run = write_healthy_run(root)
     else:
         run = RunJournal(root, nodes=nodes)
-        run.start()
+        run.start(script=script)
     if begins == "passed":
         pairs = [nodes[at : at + 2] for at in range(0, len(nodes), 2)]
         run.begin_round(0, pairs)
@@ -188,40 +196,6 @@ def damaged(root: Path) -> float:
     return run.clock.now_s
 
 
-def hostile(root: Path) -> float:
-    """Every text is markup, or acts on a terminal."""
-    run = RunJournal(root, nodes=["n1", "n2"])
-    run.start(script=f"/home/ml/{MARKUP}{ESCAPES}")
-    run.begin_round(0, [["n1", "n2"]])
-    run.master(GroupAborted(round=0, group=["n1", "n2"], reason=MARKUP + ESCAPES, timed_out=True))
-    run.end_round(0)
-    bad = NodeVerdict(
-        node="n1",
-        level=Level.FAULTY,
-        component=MARKUP,
-        reason=MARKUP + ESCAPES,
-        evidence=(MARKUP + ESCAPES,),
-    )
-    path = LinkVerdict(ends=(MARKUP, "n2"), level=Level.SLOW, reason=MARKUP, evidence=(MARKUP,))
-    judged = [bad, NodeVerdict(node=MARKUP, level=Level.SLOW)]
-    run.master(VerdictReached(nodes=judged, paths=[path]))
-    run.finish("stop", exit_code=1, reason=MARKUP)
-    died = Diagnosed(
-        cause="x",
-        description=MARKUP + ESCAPES,
-        attribution="user error",
-        sureness="likely",
-        error=MARKUP + ESCAPES,
-        place=MARKUP,
-        nodes=[MARKUP],
-        ranks=[0],
-        evidence=[MARKUP + ESCAPES],
-        advice=MARKUP + ESCAPES,
-    )
-    run.write(journal.POST_MORTEM, died)
-    return run.clock.now_s
-
-
 def large(root: Path, count: int = 4096) -> float:
     """A check of many nodes, some of them bad; the report is one screen."""
     run = RunJournal(root, nodes=[f"gpu{number:04}" for number in range(1, count + 1)])
@@ -248,11 +222,13 @@ def large(root: Path, count: int = 4096) -> float:
 
 
 def _of_records() -> dict[str, Callable[[Path], float]]:
-    usual = {"nodes": ["n1", "n2", "n3", "n4", "n5"], "later_s": 0.0}
-    rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-    stories = {name: {**usual, **row} for name, row in rows.items()}
+    text = Path(__file__).with_suffix(".toml").read_text()
+    for name, value in {"MARKUP": MARKUP, "ESCAPES": ESCAPES}.items():
+        text = text.replace(f"@{name}@", json.dumps(value)[1:-1])
+    stories = tomllib.loads(text)
     for story in stories.values():
         del story["about"]
+        story.setdefault("nodes", ["n1", "n2", "n3", "n4", "n5"])
     return {name: partial(of_records, **story) for name, story in stories.items()}
 
 
@@ -268,7 +244,6 @@ STORIES: dict[str, Callable[[Path], float]] = {
         trouble,
         array_task,
         damaged,
-        hostile,
         large,
     )
 } | _of_records()
