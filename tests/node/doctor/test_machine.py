@@ -37,18 +37,30 @@ def test_a_state_that_nodes_may_share_is_named(tmp_path: Path, kind: str, told: 
 
 
 @cases("node/doctor/machine.toml")
-def test_what_the_sites_file_lacks_is_said(
-    tmp_path: Path, text: str, level: str, said: str
+def test_what_a_site_lacks_is_advised(
+    tmp_path: Path, text: str, ledger: str, config: dict[str, str], level: str, said: list[str]
 ) -> None:
-    if os.getuid() != 0 and ("directory" in text or "~" in text):
+    if os.getuid() != 0 and ("TMP" in text or "directory" in text or "~" in text):
         pytest.skip("only root tries the shared directory, and shares its journal")
     (tmp_path / "lab").mkdir()
     for place in (tmp_path, tmp_path / "lab"):
-        place.chmod(0o1777)
-    text = text.replace("TMP", str(tmp_path))
-    site = load_site(tmp_path / "etc", text)
-    found = by_level(machine.advise_machine(site, "lab"))
-    assert any(said in each for each in found[level]), found
+        place.chmod(0o755 if ledger else 0o1777)
+    if ledger:
+        (tmp_path / "ledger.1").write_text(ledger)
+    for name, mode in (("loose", 0o777), ("open", 0o644)):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(mode)
+    site = load_site(tmp_path / "etc", text.replace("TMP", str(tmp_path)))
+    found = by_level(
+        [
+            *machine.advise_machine(site, "lab"),
+            *machine.advise_on_repair(site, config),
+            *machine.advise_on_notify(site),
+        ]
+    )
+    assert any(all(words in line for words in said) for line in found[level]), found
+    off = load_site(tmp_path / "off", "")
+    assert [*machine.advise_on_repair(off, config), *machine.advise_on_notify(off)] == []
 
 
 @pytest.mark.parametrize("key", ["Prolog", "Epilog"])
@@ -96,15 +108,6 @@ def test_an_installation_that_users_cannot_enter_is_found(tmp_path: Path) -> Non
         assert any(said in each for each in found) is is_told
 
 
-@cases("node/doctor/machine.toml")
-def test_a_ledger_that_stops_all_drains_is_said(tmp_path: Path, ledger: str, said: str) -> None:
-    (tmp_path / "ledger.1").write_text(ledger)
-    tmp_path.chmod(0o755)
-    site = load_site(tmp_path / "etc", f"[breaker]\ndirectory='{tmp_path}'\n")
-    found = by_level(machine.advise_machine(site, "lab"))
-    assert any(said in each and "nodes reset" in each for each in found["change"]), found
-
-
 @pytest.mark.root
 @pytest.mark.parametrize(("mode", "uid"), [(0o777, 0), (0o1777, 12345)])
 @pytest.mark.parametrize("level", [".", "lab"])
@@ -135,33 +138,3 @@ def test_patterns_that_match_nothing_are_named(tmp_path: Path) -> None:
         "checks.memory: nodes has !gpu*",
         "checks.memory: partitions has large",
     ]
-
-
-# --- what doctor says of the steps that repair a node ---------------------------------------------
-
-
-@cases("node/doctor/machine.toml")
-def test_what_keeps_a_step_from_being_taken_is_named(
-    tmp_path: Path, settings: str, config: dict[str, str], level: str, said: str
-) -> None:
-    text = f"[breaker]\ndirectory = '{tmp_path}'\n[repair]\n{settings}\n"
-
-    found = by_level(machine.advise_on_repair(load_site(tmp_path / "etc", text), config))
-    assert any(said in each for each in found[level]), found
-    assert machine.advise_on_repair(load_site(tmp_path / "off", ""), config) == []
-
-
-@pytest.mark.root
-@cases("node/doctor/machine.toml")
-def test_what_keeps_events_from_arriving_or_shows_a_secret_is_named(
-    tmp_path: Path, settings: str, level: str, said: str
-) -> None:
-    for name, mode in (("loose", 0o777), ("open", 0o644)):
-        (tmp_path / name).write_text("#!/bin/sh\n")
-        (tmp_path / name).chmod(mode)
-    text = settings.format(loose=tmp_path / "loose", open=tmp_path / "open")
-    site = load_site(tmp_path / "etc", f"[notify]\n{text}\n")
-
-    found = by_level(machine.advise_on_notify(site))
-    assert any(said in each for each in found[level]), found
-    assert machine.advise_on_notify(load_site(tmp_path / "off", "")) == []
