@@ -94,11 +94,11 @@ def find_out(check: Check, context: CheckContext) -> Finding:
     return capped(measure(planned(check), context), check.SEVERITY)
 
 
-def printing(directory: Path, name: str, answers: dict[str, str]) -> str:
+def printing(directory: Path, name: str, answers: dict[str, str], code: int = 0) -> str:
     """Write a program that prints what belongs to the first word in its arguments; its path."""
     lines = ["#!/bin/sh", 'case " $* " in']
     for number, (words, text) in enumerate(answers.items()):
         (directory / f"{name}.{number}").write_text(text)
-        lines.append(f"*' {words} '*) cat {directory}/{name}.{number} ;;")
+        lines.append(f"*' {words} '*) cat {directory}/{name}.{number}; exit {code} ;;")
     lines += [f"*) echo '{name}: cannot do that' >&2; exit 1 ;;", "esac"]
     return str(write_executable(directory / name, "\n".join(lines) + "\n"))

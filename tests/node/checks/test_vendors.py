@@ -38,6 +38,7 @@ def test_what_a_vendors_tool_reports_is_found(
     context: str,
     returned_uptime_s: float,
     answers: dict[str, str],
+    code: int,
     finds: Status,
     text: str,
 ) -> None:
@@ -49,11 +50,11 @@ def test_what_a_vendors_tool_reports_is_found(
         context=context or machine.context,
         returned_uptime_s=returned_uptime_s,
     )
-    program = printing(tmp_path, check, answers)
+    program = printing(tmp_path, check, answers, code)
 
     found = find_out(msgspec.convert({**settings, "program": program}, check_type(check)), machine)
 
-    assert (found.status, found.text) == (finds, text)
+    assert (found.status, found.text) == (finds, text.replace("DIR", str(tmp_path)))
     assert "GPU 1 has" not in text or found.remedy is Remedy.REBOOT
 
 
