@@ -57,13 +57,20 @@ def test_explain_says_what_runs_here_and_why_the_rest_does_not(node: Node) -> No
 
 
 @cases("cli/hooks.toml")
-def test_a_person_who_looks_changes_nothing(node: Node, check: str, code: int, said: str) -> None:
+def test_a_person_who_looks_changes_nothing(node: Node, check: str, said: str) -> None:
     node.more = f"[checks.odd]\n{check}"
     result = call(node, "healthcheck")
-    assert result.return_value == code
+    assert result.return_value == 1
     assert said in result.output
     assert "\x1b" not in result.output
     assert node.slurm.calls() == []
+
+
+def test_what_cannot_be_measured_ends_with_3(tmp_path: Path) -> None:
+    text = f"[hooks]\nstate='{tmp_path}/state'\n[checks.gone]\ncheck='command'\nargv=['/nowhere']\n"
+    config = ["--config", str(write_site(tmp_path / "etc", text))]
+    ran = CliRunner().invoke(hooks.healthcheck, config, standalone_mode=False)
+    assert ran.return_value == 3
 
 
 @pytest.mark.heavy

@@ -81,7 +81,7 @@ def test_a_node_is_shown_the_figures_that_are_its_own(
 
 @cases("report/build.toml")
 def test_what_was_not_measured_is_missing(tmp_path: Path, sample: dict[str, Any]) -> None:
-    record = msgspec.convert({"node": "n1", "round": 0, "group": ["n1"], **sample}, Sampled)
+    record = Sampled(node="n1", round=0, group=["n1"], **sample)
     huge = msgspec.structs.replace(record, total_bytes=10**400)
     for one in (record, huge):
         assert node_of(run_with_a_round(tmp_path, one), "n1").figures == {}
