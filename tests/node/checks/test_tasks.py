@@ -48,6 +48,9 @@ def test_leftovers_are_the_jobs_own_and_nobody_elses(well: CheckContext) -> None
     assert "sleep(51)" not in found.text
     assert "sleep(52)" not in found.text
     assert "53" not in found.text
+    environ["SLURM_JOB_ID"] = "9"
+    found = find_out(Leftovers(), msgspec.structs.replace(well, environ=environ))
+    assert found.status is Status.PASS
 
 
 # --- the signs of life of jobs' watches -----------------------------------------------------------

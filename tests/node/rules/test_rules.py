@@ -285,6 +285,12 @@ def test_a_test_of_a_part_is_chosen_by_what_kind_of_part_it_is(component: str, k
 # --- patterns of node names -----------------------------------------------------------------------
 
 
+@cases("node/rules/rules.toml")
+def test_a_name_is_meant_by_patterns(patterns: list[str], meant: str, others: str) -> None:
+    assert all(matches(name, patterns) for name in meant.split())
+    assert not any(matches(name, patterns) for name in others.split())
+
+
 @given(
     st.lists(st.integers(0, 120), min_size=1, max_size=20, unique=True),
     st.integers(1, 4),
