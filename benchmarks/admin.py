@@ -116,7 +116,7 @@ SCENARIOS = (
         (
             f"{_CHECKS}machine.py::test_a_check_calls_what_it_finds_what_it_is",
             "tests/node/rules/test_rules.py::test_the_20_columns_of_sinfo_say_what_is_wrong",
-            "tests/node/checks/test_gpu.py::test_a_broken_gpu_is_named_with_its_fault",
+            "tests/node/checks/test_gpu.py::test_a_gpu_is_judged_by_its_fault_and_no_other_is_named",
         ),
     ),
     Scenario(
