@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_health.preflight.acting.job_facts import placement
 from slurm_health.preflight.acting.release_elsewhere import (
     PENDING_S,
     TRIES,
@@ -17,6 +18,7 @@ from slurm_health.preflight.acting.release_elsewhere import (
 from slurm_health.records.records import ActionDone
 from slurm_health.system import journal
 from slurm_health.system.slurm.client import Client
+from slurm_health.system.slurm.parsing import Job
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import Clock
 from tests.support.rows import rows
@@ -100,6 +102,21 @@ def test_a_list_that_slurm_does_not_keep_leaves_the_job_held_with_a_word_of_why(
     assert detail.startswith("left held")
 
 
+def test_a_release_that_has_no_effect_is_noticed_and_tried_again(scene: Scene) -> None:
+    scene.slurm.set(lose_releases=True)
+    scene.client.requeue_held(JOB)
+
+    def mend(_: float) -> None:
+        if len(scene.slurm.calls("scontrol", "release")) == 2:
+            scene.slurm.set(lose_releases=False)
+
+    scene.on_sleep = mend
+
+    assert scene.release("n2")
+    assert len(scene.slurm.calls("scontrol", "release")) == 3
+    assert scene.recorded() == (True, "without n2")
+
+
 def test_a_refusal_that_passes_is_tried_again(scene: Scene) -> None:
     scene.client.requeue_held(JOB)
     scene.slurm.set(refuse={"release": "Resource temporarily unavailable"})
@@ -171,6 +188,28 @@ def test_a_job_with_a_range_of_nodes_asks_for_no_more_than_are_free(
     nodes, cpus, tasks = map(str, job["size"])
     left = (job.get("NumNodes", nodes), job.get("NumTasks", tasks), job.get("NumCPUs", cpus))
     assert left == asked
+
+
+def test_a_job_that_was_made_smaller_asks_for_no_more_tasks_than_its_nodes_may_have(
+    scene: Scene,
+) -> None:
+    scene.slurm.change_job(JOB, size=[2, 12, 6], tasks_per_node=2)  # of three nodes (Slurm 22.05)
+    scene.client.requeue_held(JOB)
+
+    assert scene.release("n2")
+
+    job = scene.slurm.job(JOB)
+    assert (job["NumNodes"], job["NumTasks"], job["NumCPUs"]) == ("2", "4", "8")
+
+
+def test_account_qos_and_reservation_of_the_job_are_the_helpers_too(scene: Scene) -> None:
+    job = scene.client.job(JOB)
+    fields = {**job.fields, "Account": "ml", "QOS": "high", "Partition": "gpu"}
+    fields["Reservation"] = "mine"
+
+    found = placement(Job(job_id=JOB, states=job.states, reason="", fields=fields))
+
+    assert found == {"partition": "gpu", "account": "ml", "qos": "high", "reservation": "mine"}
 
 
 @pytest.mark.parametrize(("restarts", "said"), [(2, "requeued again"), (None, "forgotten")])
