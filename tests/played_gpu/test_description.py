@@ -85,7 +85,15 @@ def test_every_fault_is_struck_by_the_test_that_the_page_names_for_it() -> None:
     rows = re.findall(r"^\| `(tests/\S+\.py)`.*? \| (.*) \|$", page, re.M)
     shown = {(file, kind) for file, kinds in rows for kind in re.findall(r"`(\w+)`", kinds)}
     assert {kind for _, kind in shown} == {*FAULT_KINDS}
+    texts = {file: with_its_rows(file) for file, _ in shown}
+    assert [(file, kind) for file, kind in shown if f'"{kind}"' not in texts[file]] == []
+
+
+def with_its_rows(file: str) -> str:
+    """Return the text of a module of tests, and of the data files with its rows."""
     root = Path(__file__).parents[2]
-    texts = {file: (root / file).read_text() for file, _ in shown}
-    texts["tests/played_gpu/test_checks.py"] += (root / "tests/data/broken-gpus.toml").read_text()
-    assert [each for each in shown if f'"{each[1]}"' not in texts[each[0]]] == []
+    text, directory = (root / file).read_text(), "-".join(Path(file).parent.parts[1:])
+    named = [f"tables/{name}" for name in re.findall(r'cases\("([^"]+)"\)', text)]
+    named += [f"rows/{directory}.json"] * ("@rows" in text)
+    named += ["broken-gpus.toml"] * ("broken-gpus" in text)
+    return "".join([text, *((root / "tests/data" / name).read_text() for name in named)])
