@@ -304,7 +304,7 @@ def alive(held: Iterable[HeldProcess], root: Path = Path("/proc")) -> list[HeldP
 
 
 def silent(state: Path, resources: Iterable[Resource]) -> dict[str, str]:
-    """Return why resources do not answer, by their words. A mount that is gone holds nobody up.
+    """Return why resources do not answer, by their words. A mount that is gone holds nothing up.
 
     A job in a container may see a mount elsewhere than this process does.
     """
