@@ -7,6 +7,7 @@ schema version, never changed.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from typing import Any, Literal
@@ -87,6 +88,9 @@ def schema() -> dict[str, Any]:
     """Return the JSON Schema. It allows further keys, because a later version may add some."""
     documents = (JobDocument, CheckDocument, ListDocument)
     references, parts = msgspec.json.schema_components(documents, ref_template="#/$defs/{name}")
+    for part in parts.values():  # before 0.23, msgspec left the indentation of docstrings
+        if "description" in part:
+            part["description"] = inspect.cleandoc(part["description"])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "What slurm-health report --json prints",
