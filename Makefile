@@ -19,7 +19,7 @@ PYSLURM_SOURCE ?= git+https://github.com/PySlurm/pyslurm@v22.5.3
 PLAYED   ?= .venv-played
 PLAYED_TORCH ?= torch===2.13.0
 
-.PHONY: help demo quick test test-all test-heavy test-slow test-played-gpu test-pyslurm lint fmt docs
+.PHONY: help demo quick test test-ci test-all test-heavy test-slow test-played-gpu test-pyslurm lint fmt docs
 .PHONY: bench figures gpu freeze mutants release install tools lab-packages played-gpu clean
 
 help:
@@ -37,7 +37,10 @@ quick: $(VENV)/.quick ## the tests in T=PATH that need neither root, torch nor S
 test: install ## all that needs no Slurm (six minutes on two cores)
 	$(PYTEST) -m 'not (slow or heavy or played_gpu or lab)' $(PYTEST_ARGS)
 
-test-all: test test-heavy test-played-gpu test-slow ## every test, as before a release (two hours)
+test-ci: lab-packages played-gpu ## every test but the slow ones, as .ci/run runs them
+	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
+
+test-all: test-ci test-slow ## every test, as before a release (two hours)
 
 test-heavy: lab-packages
 	$(PYTEST) -m '(heavy or lab) and not (slow or played_gpu)' $(PYTEST_ARGS)
