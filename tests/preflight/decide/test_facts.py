@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a job, what its notes say, and whether it is checked again."""
+"""What a job's notes and its comment say, and what can be done about an error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_health.preflight.decide import unchecked
-from slurm_health.preflight.decide.check_again import check_again
 from slurm_health.preflight.decide.facts import (
     leaving_note,
     own_comment,
@@ -61,13 +60,6 @@ def test_a_note_says_why_and_the_very_commands_to_type() -> None:
 @given(st.text(min_size=400))
 def test_a_long_reason_is_cut(reason: str) -> None:
     assert len(leaving_note("12", ["n3"], [], reason)) < 500
-
-
-def test_why_a_lesser_check_is_made_again_is_said() -> None:
-    assert check_again("standard", None).less == "standard came to no verdict before"
-    assert check_again("thorough", 312.4, quick="network-check").less == (
-        "thorough took 312 s before, and a restart waits 120 s at most"
-    )
 
 
 FOUND = Unchecked(reason="--python: torch: not found", remedy="correct that")

@@ -9,15 +9,10 @@ from slurm_health.preflight.localize.settings import DeviceKind, LocalizeSetting
 from slurm_health.preflight.master.run_check import make_localizer
 from slurm_health.preflight.session.course import Course, RoundPlanner
 from slurm_health.preflight.session.phases import phases
-from slurm_health.records.verdict import (
-    GroupResult,
-    Level,
-    Outcome,
-)
+from slurm_health.records.verdict import GroupResult, Level, Outcome
 from tests.support.rows import rows
 
 NODES = ("n1", "n2", "n3", "n4")
-WRONG = "device 0 computes wrong results"
 Ended = list[Sequence[GroupResult]]
 
 

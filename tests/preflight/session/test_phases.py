@@ -6,14 +6,11 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from slurm_health.preflight.expectations import (
-    expectations_from,
-    expected_ms,
-)
+from slurm_health.preflight.expectations import expectations_from, expected_ms
 from slurm_health.preflight.session import absent
-from slurm_health.preflight.session.phases import Phase, light_phases, phases, without_torch
+from slurm_health.preflight.session.phases import light_phases, phases, without_torch
 from slurm_health.preflight.session.state import CheckState
-from slurm_health.records.probe_catalog import BUILT_IN, SETS, STORAGE, Metric, Probe, Scope
+from slurm_health.records.probe_catalog import Metric, Probe, Scope
 from slurm_health.records.record_codec import Entry
 from slurm_health.records.records import (
     AgentsLaunched,
@@ -27,68 +24,19 @@ from tests.support.rows import rows
 OWN = Probe("dataloader", Scope.SOLO, "/p.py")
 
 
-def probes_of(*chosen: str) -> dict[str, list[str]]:
-    return {phase.name: [p.name for p in phase.probes] for phase in phases(chosen, [OWN])}
-
-
-def used(phase: Phase, *, several_devices: bool = True, on_cpus: bool = False) -> list[str]:
-    return [each.name for each in phase.used(several_devices=several_devices, on_cpus=on_cpus)]
-
-
 @rows
-def test_a_check_has_the_phases_that_its_probes_need(
-    chosen: list[str], probes: dict[str, list[str]]
+def test_a_check_has_the_phases_that_its_probes_and_its_nodes_need(
+    chosen: list[str], where: str, probes: dict[str, list[str]]
 ) -> None:
-    assert probes_of(*chosen) == probes
-    standard = probes_of("standard")
-    assert list(standard) == ["solo", "pair"]
-    assert standard["solo"] == ["values", "matmul", "memory_copy", "node_allgather"]
-
-
-def test_sets_and_probes_are_united_whatever_their_order() -> None:
-    assert probes_of("network-check", "straggler-detection") == {
-        **probes_of("network-check"),
-        **probes_of("straggler-detection"),
+    course = phases(chosen, [OWN])
+    if "light" in where:
+        course = light_phases(course)
+    used = {
+        phase.name: phase.used(several_devices="one device" not in where, on_cpus="cpus" in where)
+        for phase in course
     }
-    assert probes_of("allgather", "quick") == probes_of("quick")
 
-
-def test_a_name_of_no_probe_is_an_error() -> None:
-    with pytest.raises(KeyError, match="matmull"):
-        phases(["matmull"])
-
-
-def test_probes_that_need_several_devices_are_left_out_where_no_node_has_them() -> None:
-    pair = phases(["standard"])[1]
-
-    assert used(pair, several_devices=False) == ["matmul", "allgather"]
-    assert "rail_allgather" in used(pair, several_devices=True)
-
-
-def test_what_others_on_a_cpu_node_disturb_is_measured_there_only_if_it_is_asked_for() -> None:
-    standard, thorough, asked = (
-        phases([*chosen])[0] for chosen in (["standard"], ["thorough"], ["standard", "memory_copy"])
-    )
-
-    assert used(standard, on_cpus=True) == ["values", "node_allgather"]
-    assert used(standard, on_cpus=False)[:3] == ["values", "matmul", "memory_copy"]
-    assert used(thorough, on_cpus=True)[:3] == ["values", "matmul", "memory_copy"]
-    assert used(asked, on_cpus=True) == ["values", "memory_copy", "node_allgather"]
-
-
-def test_what_only_accelerators_have_is_measured_on_cpus_only_if_it_is_asked_for() -> None:
-    thorough, asked = (phases([*chosen])[0] for chosen in (["thorough"], ["thorough", "host_copy"]))
-
-    assert {"memory_pattern", "host_copy"} <= {*used(thorough)}
-    assert {"memory_pattern", "host_copy"}.isdisjoint(used(thorough, on_cpus=True))
-    assert "host_copy" in used(asked, on_cpus=True)
-
-
-def test_every_probe_of_a_set_exists_and_every_probe_is_in_the_thorough_set() -> None:
-    names = {probe.name for probe in BUILT_IN}
-
-    assert {name for names_of_set in SETS.values() for name in names_of_set} == names | {STORAGE}
-    assert set(SETS["thorough"]) == names | {STORAGE}
+    assert {name: [probe.name for probe in of_phase] for name, of_phase in used.items()} == probes
 
 
 @rows
@@ -190,16 +138,3 @@ def test_what_is_said_of_nodes_with_gpus_begins_with_these(why: str, begins: str
     assert not state_of(light, bare).has_accelerators()
     assert state_of(light, has).has_accelerators()
     assert without_torch(why, phases(["auto"]), gpus=True).startswith(begins)
-
-
-def test_where_all_that_was_chosen_needs_torch_light_probes_measure_what_they_do_at_all() -> None:
-    assert [phase.name for phase in light_phases(phases(["gpt"]))] == ["solo", "pair"]
-
-
-def test_what_a_node_of_processors_does_alone_includes_its_memory_and_not_its_speed() -> None:
-    (alone, pair) = light_phases(phases(["light"]))
-
-    used = {probe.name for probe in alone.used(several_devices=False, on_cpus=True)}
-    assert used == {"values", "memory_pattern"}
-    used = {probe.name for probe in pair.used(several_devices=False, on_cpus=True)}
-    assert used == {"matmul", "allgather"}
