@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from slurm_health.preflight.expectations import (
     largest_matmul_ms,
 )
 from slurm_health.records.errors import ConfigError
+from tests.cases import cases
 from tests.support.rows import rows
 
 PAGE = Path(__file__).parents[2] / "docs/reference/expectations.md"
@@ -43,13 +45,6 @@ def test_every_known_model_is_found_by_the_name_torch_gives_it(each: Expectation
 @rows
 def test_slices_and_models_nobody_knows_are_not_judged(model: str) -> None:
     assert expectation_of(model, PLAIN) is None
-
-
-def test_the_longest_believable_times_of_an_h200() -> None:
-    device = expected("NVIDIA H200")
-
-    assert largest_matmul_ms(device, flop=FLOP) == pytest.approx(2.021, abs=0.001)
-    assert largest_copy_ms(device, moved_bytes=2 * (2 << 30)) == pytest.approx(1.627, abs=0.001)
 
 
 @rows
@@ -80,22 +75,8 @@ def test_a_site_adds_a_slice_of_its_own_and_silences_a_kind() -> None:
     assert largest_matmul_ms(silenced, flop=FLOP) is not None
 
 
-@pytest.mark.parametrize(
-    ("table", "said"),
-    [
-        ({"NVIDIA H200": {"helthy_fraction": 0.5}}, "did you mean healthy_fraction"),
-        ({"NVIDIA H200": {"peak": 5}}, "peak: unknown setting; valid: bf16_tflop_per_s"),
-        ({"NVIDIA H200": {"healthy_fraction": 1.5}}, "healthy_fraction: Expected `float` <= 1"),
-        ({"NVIDIA H200": {"healthy_fraction": 0}}, "found 0"),
-        ({"NVIDIA H200": {"bf16_tflop_per_s": -1}}, "bf16_tflop_per_s: Expected `float` >= 0"),
-        ({"NVIDIA H200": {"memory_gb_per_s": "4.8 TB/s"}}, "found '4.8 TB/s'"),
-        ({"NVIDIA H200": {"memory_gb_per_s": float("nan")}}, "found nan"),
-        ({"NVIDIA H2000": {"healthy_fraction": 0.6}}, "did you mean NVIDIA H200?"),
-        ({"NVIDIA H200": 989}, 'expected a table as [expectations."NVIDIA H200"], found 989'),
-        ("NVIDIA H200", "expected a table, found 'NVIDIA H200'"),
-    ],
-)
-def test_what_a_site_cannot_mean_is_refused_with_its_key(table: object, said: str) -> None:
+@cases("preflight/settings.toml")
+def test_what_a_site_cannot_mean_is_refused_with_its_key(table: Any, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         expectations_from(table, "/etc/slurm-health/config.toml")
 

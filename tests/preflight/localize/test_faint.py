@@ -19,23 +19,21 @@ from slurm_health.preflight.localize.localizer import (
 )
 from slurm_health.preflight.localize.simulate import Faults, SimulatedCluster, Weather, play
 from slurm_health.preflight.localize.stopping import chance_of_so_many
+from tests.preflight.localize.test_localizer import accused
 
 NODES = [f"n{number}" for number in range(64)]
-
-
-def accused(faults: Faults, *, seed: int) -> set[str]:
-    """Return who is convicted where a site asks for slowdowns of 5 % to be found."""
-    cluster = SimulatedCluster(NODES, faults=faults, weather=Weather(), seed=seed)
-    settings = LocalizeSettings(network_floor=0.05, compute_floor=0.05, seed=seed)
-    verdict, _ = play(Localizer(NODES, settings=settings), cluster)
-    return {*verdict.named(Level.SLOW), *verdict.named(Level.FAULTY)}
 
 
 @pytest.mark.parametrize("seed", [1008, 1017, 1056])
 def test_six_pairs_of_which_none_lies_far_out_are_odd_together(seed: int) -> None:
     slow = random.Random(f"faults {seed}").sample(NODES, 6)
+    faults = Faults(network=dict.fromkeys(slow, 1.1))
+    cluster = SimulatedCluster(NODES, faults=faults, weather=Weather(), seed=seed)
+    settings = LocalizeSettings(network_floor=0.05, compute_floor=0.05, seed=seed)
 
-    assert accused(Faults(network=dict.fromkeys(slow, 1.1)), seed=seed) == set(slow)
+    verdict, _ = play(Localizer(NODES, settings=settings), cluster)
+
+    assert accused(verdict) == set(slow)
 
 
 @given(tests=st.integers(1, 40), found=st.integers(0, 40), share=st.floats(0.0, 1.0))

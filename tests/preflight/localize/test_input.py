@@ -21,7 +21,7 @@ from slurm_health.preflight.localize.localizer import (
     Round,
 )
 from slurm_health.records.errors import LocalizeError
-from tests.preflight.localize.test_localizer import run
+from tests.preflight.localize.test_localizer import accused, run
 
 FOUR = ["n1", "n2", "n3", "n4"]
 BAD_TIMES = [math.nan, math.inf, -math.inf, 0.0, -1.0]
@@ -35,11 +35,6 @@ def planned(loc: Localizer) -> Round:
     round_ = loc.next_round()
     assert round_ is not None
     return round_
-
-
-def accused(loc: Localizer) -> set[str]:
-    verdict = loc.verdict()
-    return {*verdict.named(Level.SLOW), *verdict.named(Level.FAULTY)}
 
 
 def failed(group: tuple[str, ...], **who: Any) -> GroupResult:
@@ -108,7 +103,7 @@ def test_two_results_that_contradict_each_other_say_nothing() -> None:
         loc.observe(round_.index, [well(group) for group in round_.groups])
         failed = [GroupResult(nodes=g, outcome=Outcome.TIMED_OUT) for g in round_.groups]
         loc.observe(round_.index, failed)
-    assert not accused(loc)
+    assert not accused(loc.verdict())
     assert {verdict.level for verdict in loc.verdict().nodes.values()} == {Level.INCONCLUSIVE}
     assert "contradict" in loc.verdict().nodes["n1"].evidence[0]
 
@@ -131,7 +126,7 @@ def test_an_impossible_time_is_left_out_and_said_so(time: float) -> None:
 
     verdict, _ = run(FOUR, answer)
 
-    assert not {*verdict.named(Level.SLOW), *verdict.named(Level.FAULTY)}
+    assert not accused(verdict)
     assert any("cannot be a time" in line for line in verdict.nodes["n2"].evidence)
 
 

@@ -7,65 +7,53 @@ import random
 
 import pytest
 
-from slurm_health.preflight.localize.localizer import (
-    GroupResult,
-    Level,
-    Localizer,
-    Outcome,
+from slurm_health.preflight.localize.localizer import GroupResult, Level, Outcome
+from slurm_health.preflight.localize.settings import DeviceKind
+from tests.preflight.localize.test_localizer import run
+
+
+@pytest.mark.parametrize(
+    ("slowness", "kind", "level", "component", "reason"),
+    [
+        pytest.param(
+            1.07,
+            DeviceKind.ACCELERATOR,
+            Level.HEALTHY,
+            "node",
+            "matmul:device 3 is 6.9 % slower than its peers, within what healthy devices differ by",
+            id="told",
+        ),
+        pytest.param(
+            1.2, DeviceKind.ACCELERATOR, Level.SLOW, "compute device 3", "matmul", id="named"
+        ),
+        # Others use a share of the processors: no word against the node, but a spare is chosen.
+        pytest.param(1.6, DeviceKind.CPU, Level.HEALTHY, "node", "passed with", id="on CPUs"),
+    ],
 )
-from slurm_health.preflight.localize.settings import DeviceKind, settings_from
-from slurm_health.records.verdict import Verdict
-
-DEVICES = 8
-
-
-def alone(slowness: float, kind: DeviceKind = DeviceKind.ACCELERATOR) -> Verdict:
-    """Return the verdict on four nodes of which n2 has one device that is slower by this factor."""
-    nodes = [f"n{number}" for number in range(4)]
-    loc = Localizer(nodes, settings=settings_from({}, kind=kind))
+def test_a_node_is_judged_by_how_much_slower_than_healthy_ones_a_device_of_it_is(
+    slowness: float, kind: DeviceKind, level: Level, component: str, reason: str
+) -> None:
     rng = random.Random(0)
-    while (round_ := loc.next_round()) is not None:
-        results = [
-            GroupResult(
-                nodes=group,
-                outcome=Outcome.MEASURED,
-                shared_ms={"allgather": 50.0 + rng.random()},
-                node_ms={
-                    f"matmul:device {device}": {
-                        node: (slowness if (node, device) == ("n2", 3) else 1.0)
-                        * (3.0 + rng.random() / 50)
-                        for node in group
-                    }
-                    for device in range(DEVICES)
-                },
-            )
-            for group in round_.groups
-        ]
-        loc.observe(round_.index, results)
-    return loc.verdict()
 
+    def answer(_index: int, group: tuple[str, ...]) -> GroupResult:
+        return GroupResult(
+            nodes=group,
+            outcome=Outcome.MEASURED,
+            shared_ms={"allgather": 50.0 + rng.random()},
+            node_ms={
+                f"matmul:device {device}": {
+                    node: (slowness if (node, device) == ("n2", 3) else 1.0)
+                    * (3.0 + rng.random() / 50)
+                    for node in group
+                }
+                for device in range(8)
+            },
+        )
 
-def test_a_device_within_what_healthy_ones_differ_by_is_told_and_its_node_is_healthy() -> None:
-    found = alone(1.07).nodes["n2"]
+    verdict, _ = run([f"n{number}" for number in range(4)], answer, kind=kind)
 
-    assert found.level is Level.HEALTHY
-    assert found.reason == (
-        "matmul:device 3 is 6.9 % slower than its peers, within what healthy devices differ by"
-    )
-    assert found.slowdown == pytest.approx(1.07, abs=0.01)
-
-
-def test_a_share_of_processors_that_others_use_is_no_word_against_a_node() -> None:
-    found = alone(1.6, kind=DeviceKind.CPU).nodes["n2"]
-
-    assert found.level is Level.HEALTHY
-    assert found.reason.startswith("passed with")
-    assert "slower than" not in found.reason
-    assert found.slowdown == pytest.approx(1.6, abs=0.05)  # a spare is chosen before it
-
-
-def test_a_device_outside_of_what_healthy_ones_differ_by_is_named() -> None:
-    found = alone(1.2).nodes["n2"]
-
-    assert found.level is Level.SLOW
-    assert found.component == "compute device 3"
+    found = verdict.nodes["n2"]
+    assert (found.level, found.component) == (level, component)
+    assert found.reason.startswith(reason)
+    assert ("slower than" in found.reason) is (level is Level.SLOW or kind is not DeviceKind.CPU)
+    assert found.slowdown == pytest.approx(slowness, abs=0.05)

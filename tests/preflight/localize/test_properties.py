@@ -28,6 +28,7 @@ from slurm_health.preflight.localize.simulate import (
     Weather,
     play,
 )
+from tests.preflight.localize.test_localizer import accused
 
 Journal = list[tuple[Round, list[GroupResult]]]
 ORDER = [Level.HEALTHY, Level.INCONCLUSIVE, Level.SLOW, Level.FAULTY]
@@ -183,10 +184,6 @@ def judged(
     loc = Localizer(nodes, settings=replace(LocalizeSettings(seed=seed), **more))  # type: ignore[arg-type]
     verdict, rounds = play(loc, cluster)
     return verdict, len(rounds)
-
-
-def accused(verdict: Verdict) -> set[str]:
-    return {*verdict.named(Level.SLOW), *verdict.named(Level.FAULTY)}
 
 
 @pytest.mark.heavy

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from slurm_health.preflight.localize.settings import (
     settings_from,
 )
 from slurm_health.records.errors import LocalizeError
+from tests.cases import cases
 
 
 @pytest.mark.parametrize(
@@ -46,25 +48,9 @@ def test_the_floors_are_those_of_the_device_unless_they_are_chosen(kind: DeviceK
     assert usual.noise == chosen.noise == known.noise
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "allowed"),
-    [
-        ("network_floor", "8%", "a number from 0.01 to 3"),
-        ("network_floor", 8, "a number from 0.01 to 3, 0.08 for 8 %"),
-        ("network_floor", math.nan, "a number from 0.01 to 3"),
-        ("compute_floor", 0.001, "a number from 0.01 to 3"),
-        ("compute_floor", True, "a number from 0.01 to 3"),
-        ("min_rounds", 2.5, "a whole number"),
-        ("min_rounds", 0, "a whole number"),
-        ("min_rounds", math.inf, "a whole number"),
-        ("expected_ms", "matmul", "milliseconds above 0 by metric"),
-        ("expected_ms", {"matmul": -1}, "milliseconds above 0 by metric"),
-        ("expected_ms", 3, "milliseconds above 0 by metric"),
-        ("floor", "1", "no such setting, there are network_floor, "),
-    ],
-)
+@cases("preflight/settings.toml")
 def test_a_wrong_choice_is_refused_by_name_with_what_is_allowed(
-    name: str, value: object, allowed: str
+    name: str, value: Any, allowed: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^{name}: .*{re.escape(allowed)}") as refused:
         settings_from({name: value}, kind=DeviceKind.CPU)
