@@ -43,13 +43,16 @@ def test_a_string_of_lua_holds_any_bytes() -> None:
 
 def test_a_loader_of_the_site_s_own_stays(tmp_path: Path) -> None:
     own = tmp_path / installing.LOADER
-    own.write_text("-- ours since 2019\n")
+    text = f"-- ours since 2019\npcall(dofile, '{tmp_path}/{installing.CHECK}')\n"
+    own.write_text(text)
 
     done = installing.install(tmp_path, lua())
+    removed = installing.remove(tmp_path, is_loaded=False)
 
-    assert own.read_text() == "-- ours since 2019\n"
-    assert done.written == (tmp_path / installing.CHECK,)
+    assert done.written == removed.removed == (tmp_path / installing.CHECK,)
     assert f'pcall(dofile, "{tmp_path}/slurm-health.lua")' in done.left
+    assert "take the lines" in removed.left
+    assert own.read_text() == text
 
 
 def test_what_was_written_is_taken_away_once_slurmctld_does_not_load_it(tmp_path: Path) -> None:
@@ -59,18 +62,6 @@ def test_what_was_written_is_taken_away_once_slurmctld_does_not_load_it(tmp_path
     assert [path.name for path in tmp_path.iterdir()] == [installing.LOADER]
     assert not installing.remove(tmp_path, is_loaded=False).left
     assert not [*tmp_path.iterdir()]
-
-
-def test_the_site_s_own_loader_is_not_removed(tmp_path: Path) -> None:
-    own = tmp_path / installing.LOADER
-    own.write_text(f"pcall(dofile, '{tmp_path}/{installing.CHECK}')\n")
-    installing.install(tmp_path, lua())
-
-    done = installing.remove(tmp_path, is_loaded=False)
-
-    assert done.removed == (tmp_path / installing.CHECK,)
-    assert "take the lines" in done.left
-    assert own.exists()
 
 
 @pytest.mark.parametrize(
