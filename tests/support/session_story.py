@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from slurm_health.preflight.localize.settings import LocalizeSettings
 from slurm_health.preflight.session.controller import Controller, Step, Wait
 from slurm_health.preflight.session.deadlines import TimeLimits
@@ -122,10 +124,15 @@ class Story:
         for node in nodes:
             self.says(started(node, launch), ready(node, launch, torch))
 
-    def is_in_round(self) -> None:
+    def begins(self, **changes: object) -> NodesAdmitted:
+        """Expect agents to be launched, and admitted as their workers are ready, changed so."""
         self.does(AgentsLaunched)
-        self.is_ready(*self.controller.state.nodes)
-        self.does(NodesAdmitted)
+        for node in self.controller.state.nodes:
+            self.says(started(node), replace(ready(node), **changes))
+        return self.does(NodesAdmitted)
+
+    def is_in_round(self) -> None:
+        self.begins()
         self.does(RoundStarted)
 
     def measures(self, *nodes: str, rounds: int) -> None:

@@ -65,37 +65,32 @@ def test_a_node_or_path_is_as_bad_as_its_worst_phase_and_a_node_has_the_evidence
     assert found.paths == (cut,)
 
 
-def test_every_node_is_judged_once_in_the_order_of_the_run() -> None:
+def test_every_node_is_judged_once_in_the_order_of_the_run_by_all_that_is_known() -> None:
     verdict = Verdict(
         nodes={
-            "n2": NodeVerdict(node="n2", level=Level.HEALTHY, reason="well"),
+            "n2": NodeVerdict(node="n2", level=Level.HEALTHY, reason="well", evidence=("a",)),
             "n1": NodeVerdict(node="n1", level=Level.SLOW, slowdown=1.23456, evidence=("round 0",)),
         },
         paths=(LinkVerdict(ends=("n1", "n2"), level=Level.FAULTY, probability=0.99999),),
         leaves=(LinkVerdict(ends=("s1",), level=Level.SLOW, slowdown=2.0),),
     )
-    others = [NodeVerdict(node="n3", level=Level.INCONCLUSIVE, probability=0.0)]
+    others = [
+        NodeVerdict(node="n3", level=Level.INCONCLUSIVE, probability=0.0),
+        NodeVerdict(
+            node="n2", level=Level.FAULTY, component="device", reason="lost", evidence=("lost",)
+        ),
+    ]
 
     record = concluded(["n1", "n2", "n3"], verdict, Known(), others)
 
     assert [(node.node, node.level) for node in record.nodes] == [
         ("n1", Level.SLOW),
-        ("n2", Level.HEALTHY),
+        ("n2", Level.FAULTY),
         ("n3", Level.INCONCLUSIVE),
     ]
     assert record.nodes[0].slowdown == 1.235
     assert record.nodes[0].evidence == ("round 0",)
+    apart = record.nodes[1]
+    assert (apart.component, apart.reason, apart.evidence) == ("device", "lost", ("a", "lost"))
     assert [path.ends for path in record.paths] == [("n1", "n2")]
     assert [leaf.ends for leaf in record.leaves] == [("s1",)]
-
-
-def test_what_was_found_apart_from_the_verdict_is_added_to_what_it_says_of_the_node() -> None:
-    healthy = NodeVerdict(node="n1", level=Level.HEALTHY, reason="well", evidence=("round 0",))
-    broken = NodeVerdict(
-        node="n1", level=Level.FAULTY, component="device", reason="lost", evidence=("lost",)
-    )
-
-    (found,) = concluded(["n1"], Verdict(nodes={"n1": healthy}), Known(), [broken]).nodes
-
-    assert (found.level, found.component, found.reason) == (Level.FAULTY, "device", "lost")
-    assert found.evidence == ("round 0", "lost")

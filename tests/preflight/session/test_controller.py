@@ -38,10 +38,8 @@ from tests.support.session_story import LIMITS, NODES, START_S, Story, measured,
 
 def test_as_soon_as_all_are_ready_the_first_round_begins_at_the_first_members_store() -> None:
     story = Story()
-    story.does(AgentsLaunched)
-    story.is_ready(*NODES)
 
-    assert story.does(NodesAdmitted) == NodesAdmitted(nodes=list(NODES))
+    assert story.begins() == NodesAdmitted(nodes=list(NODES))
     begun = story.does(RoundStarted)
 
     assert begun.groups == [["n1", "n2"], ["n3", "n4"]]
@@ -101,9 +99,7 @@ def test_a_job_that_has_ended_leaves_every_node_undecided_and_nothing_is_started
 def test_a_second_round_with_nothing_in_doubt_measures_only_what_pairs_do_together() -> None:
     story = Story()
     story.controller = Controller(NODES, make_localizer, LIMITS, phases(["quick"]))
-    story.does(AgentsLaunched)
-    story.is_ready(*NODES)
-    story.does(NodesAdmitted)
+    story.begins()
 
     used = []
     for index in range(2):
@@ -200,10 +196,7 @@ def test_devices_are_connected_apart_only_after_nccl_has_hung_in_that(
 ) -> None:
     """A kernel that never ended would take the longer time of such a round as well."""
     story = Story(["n1", "n2"], course=phases(["values"]))
-    story.does(AgentsLaunched)
-    for node in ("n1", "n2"):
-        story.says(started(node), replace(ready(node), backend="nccl"))
-    story.does(NodesAdmitted)
+    story.begins(backend="nccl")
     story.does(RoundStarted)
     story.says(*measured("n1"))
     story.does(GroupAborted, at_s=START_S + LIMITS.round_deadline_s)
@@ -219,9 +212,7 @@ def test_devices_are_connected_apart_only_after_nccl_has_hung_in_that(
 def test_the_verdict_waits_for_the_test_of_storage_and_no_longer_than_that_may_take() -> None:
     story = Story(NODES[:2], course=phases(["storage"]))
     story.says(replace(accusing.started(), settings={"paths": "/ckpt"}))
-    story.does(AgentsLaunched)
-    story.is_ready(*NODES[:2])
-    story.does(NodesAdmitted)
+    story.begins()
     begun = story.does(RoundStarted)
     assert begun.options[STORAGE_PATHS] == "/ckpt"
     assert begun.options[STORAGE_NODES] == "n[1-2]"

@@ -11,7 +11,6 @@ from slurm_health.preflight.session.phases import phases
 from slurm_health.records.records import (
     AgentsLaunched,
     GroupAborted,
-    NodeReported,
     NodesAdmitted,
     RoundEnded,
     RoundStarted,
@@ -43,11 +42,7 @@ def test_a_group_that_says_nothing_is_stopped_at_the_deadline_and_then_waited_fo
 
 def test_a_thorough_round_of_gpus_may_take_as_long_as_what_it_does() -> None:
     story = Story(course=phases(["thorough"]))
-    story.does(AgentsLaunched)
-    for node in NODES:
-        gpus = msgspec.structs.replace(ready(node, devices=8), backend="nccl")
-        story.says(started(node), gpus)
-    story.does(NodesAdmitted)
+    story.begins(backend="nccl", devices=["H100"] * 8)
 
     begun = story.does(RoundStarted)
 
@@ -82,10 +77,7 @@ def test_machines_that_loaded_torch_quickly_get_shorter_deadlines(
     start_ms: float, margin_s: float, blind_s: float
 ) -> None:
     story = Story()
-    story.does(AgentsLaunched)
-    for node in NODES:
-        story.says(started(node), msgspec.structs.replace(ready(node), start_ms=start_ms))
-    story.does(NodesAdmitted)
+    story.begins(start_ms=start_ms)
 
     begun = story.does(RoundStarted)
 
@@ -131,36 +123,24 @@ def test_a_node_that_came_back_and_starts_anew_is_waited_for_as_long_as_the_firs
     assert second.until_s - story.now_s == first.until_s - START_S
 
 
-def test_a_round_in_which_nobody_has_reported_yet_gets_more_patience() -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_a_round_in_which_nobody_has_reported_yet_gets_more_patience_but_after_a_late_one(
+    late: bool,
+) -> None:
     story = Story()
     story.is_in_round()
-    story.says(*measured(*NODES, took_ms=1000.0))
+    story.says(*measured(*(NODES[:2] if late else NODES), took_ms=1000.0))
+    if late:
+        story.does(GroupAborted, at_s=START_S + BLIND_S)
+        how = {"outcome": Outcome.TIMED_OUT, "elapsed_ms": BLIND_S * 1e3}
+        story.says(*(msgspec.structs.replace(each, **how) for each in measured(*NODES[2:])))
     story.does(RoundEnded)
     story.does(RoundStarted)
 
     waiting = story.waits()
 
     usual_s = LIMITS.adaptive_factor * 1.0 + LIMITS.least_margin_s
-    assert waiting.until_s == START_S + usual_s * LIMITS.patience
-
-
-def test_a_round_after_one_that_a_deadline_ended_gets_no_such_patience_again() -> None:
-    story = Story()
-    story.is_in_round()
-    story.says(*measured("n1", "n2", took_ms=1000.0))
-    story.does(GroupAborted, at_s=START_S + BLIND_S)
-    late = [
-        NodeReported(node=node, round=0, outcome=Outcome.TIMED_OUT, elapsed_ms=BLIND_S * 1e3)
-        for node in ("n3", "n4")
-    ]
-    story.says(*late)
-    story.does(RoundEnded)
-    story.does(RoundStarted)
-
-    waiting = story.waits()
-
-    usual_s = LIMITS.adaptive_factor * 1.0 + LIMITS.least_margin_s
-    assert waiting.until_s == story.now_s + usual_s
+    assert waiting.until_s == story.now_s + usual_s * (1.0 if late else LIMITS.patience)
 
 
 def test_no_node_is_given_up_while_others_still_get_ready() -> None:
