@@ -7,15 +7,13 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from msgspec.structs import replace
-
 from slurm_health.preflight import orders
 from slurm_health.preflight.agent.workers import AgentSettings
+from slurm_health.preflight.master.run_check import agent_command
 from slurm_health.records.records import GroupAborted, ProbeUsed, Record, Rendezvous, RoundStarted
 from slurm_health.system import journal
 from tests.support.supervised import descendants, eventually
@@ -56,29 +54,17 @@ class Stage:
         how: str = "well",
         *,
         python: str | Path = FAKE_WORKER,
-        silence_s: float = 60.0,
         poll_s: float = 0.01,
         bell: int | None = None,
-        programs: str | None = None,
+        programs: Sequence[str] | None = None,
         **environ: str,
     ) -> subprocess.Popen[bytes]:
         self.behave(how)
-        settings = replace(self.settings(str(python), silence_s), poll_s=poll_s)
-        options = {
-            "--directory": settings.directory,
-            "--run-id": settings.run_id,
-            "--launch": settings.launch,
-            "--python": settings.python,
-            "--poll-s": settings.poll_s,
-            "--silence-s": settings.silence_s,
-            "--node": settings.node,
-            **({} if programs is None else {"--programs": programs}),
-        }
+        command = agent_command(
+            self.directory, run_id="r1", nodes=1, python=str(python), programs=programs
+        )
         process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "slurm_health", "agent"),
-                *(f"{name}={value}" for name, value in options.items()),
-            ],
+            [*command(0, "n1"), f"--poll-s={poll_s}"],
             stdin=bell,
             stdout=bell,
             stderr=subprocess.PIPE,

@@ -100,9 +100,6 @@ def test_a_failure_is_known_before_the_others_are_done_who_stay_if_they_heed_an_
     assert settled == RoundEnding(outcome=Outcome.FAILED, detail="peer left")
 
 
-ALONE = ": NCCL does not initialise on device 1, even by itself"
-
-
 @rows
 def test_what_hangs_while_nccl_connects_is_named_as_closely_as_it_is_known(
     node: str, connecting: list[list[int]], apart: int, said: str
@@ -157,16 +154,3 @@ def test_a_device_that_never_ends_what_it_does_alone_is_named(
 
     detail = f"did not finish{said}, and was stopped: late"
     assert current.stuck() == RoundEnding(outcome=Outcome.TIMED_OUT, detail=detail, replace=True)
-
-
-@rows
-def test_a_process_of_a_node_without_devices_is_not_called_one(
-    workers: int, stuck: str, died: str
-) -> None:
-    current = round_of("n3", workers=workers)
-    current.on_cpus = True
-    current.aborted = GroupAborted(round=3, group=current.group, reason="late", timed_out=True)
-    for rank in range(workers):
-        current.take(rank, ScopeEntered(round=3, scope="solo"))
-
-    assert (current.stuck().detail, current.gone(0, Gone("exit code 1")).detail) == (stuck, died)

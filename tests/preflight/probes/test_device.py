@@ -10,9 +10,6 @@ from slurm_health.preflight.probes.context import Unusable
 from slurm_health.preflight.probes.torch_device import claim
 from tests.support.rows import rows
 
-ECC = "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be asynchronous"
-BUSY = "CUDA error: all CUDA-capable devices are busy or unavailable"
-
 
 class Driver:
     """What torch's CUDA interface does here: how many devices it has, and what it says of them."""
