@@ -17,13 +17,7 @@ from slurm_health.preflight.acting.perform import Acting, RecordAppender, act
 from slurm_health.preflight.acting.release_elsewhere import PENDING_S, TRIES, Move, helper_name
 from slurm_health.preflight.config import SITE_FILE_VARIABLE
 from slurm_health.preflight.decide.policy import Policy
-from slurm_health.records.records import (
-    ActionDone,
-    ActionIntended,
-    JobOutcome,
-    Record,
-    VerdictReached,
-)
+from slurm_health.records.records import Action, ActionDone, JobOutcome, Record, VerdictReached
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
 from tests.support.fake_slurm import FakeSlurm
@@ -71,30 +65,10 @@ class Scene:
             ),
         )
 
-    def told(self) -> list[tuple[str, str, bool | None]]:
-        """Return kind, action and success of each record, in order."""
-        found: list[tuple[str, str, bool | None]] = []
-        for record in self.records:
-            match record:
-                case ActionIntended(action=action):
-                    found.append(("intended", action, None))
-                case ActionDone(action=action, succeeded=succeeded):
-                    found.append(("done", action, succeeded))
-                case JobOutcome(disposition=disposition):
-                    found.append(("finished", disposition, None))
-        return found
-
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
-
-
-def test_a_drain_that_is_refused_does_not_keep_the_job_on_the_bad_node(scene: Scene) -> None:
-    finished = scene.act(uid=0, n3=Level.FAULTY)  # root in name only
-
-    assert finished.disposition == "requeue"
-    assert ("done", "drain", False) in scene.told()
 
 
 class Case(msgspec.Struct, forbid_unknown_fields=True):
@@ -210,9 +184,8 @@ def test_a_helper_leaves_the_jobs_nodes_to_it_if_they_forget_late_and_another_is
     assert (f"--exclude={'n[1-3]' if kept_off else 'n3'}") in asked
 
 
-def test_what_was_decided_is_in_the_journal_before_it_is_done(tmp_path: Path) -> None:
+def test_what_was_decided_is_in_the_journal_before_it_is_done(scene: Scene) -> None:
     """An append that fails stops everything after it."""
-    scene = Scene(tmp_path)
     scene.slurm.set(admin=True)
 
     class Full(Exception):
@@ -230,31 +203,6 @@ def test_what_was_decided_is_in_the_journal_before_it_is_done(tmp_path: Path) ->
     assert journal.read_all(scene.run.directory, journal.MASTER) == []
 
 
-def test_a_drain_that_slurm_accepts_and_loses_is_recorded_as_failed(scene: Scene) -> None:
-    scene.slurm.set(admin=True, drain_is_lost=["n3"])
-
-    finished = scene.act(uid=0, n3=Level.FAULTY)
-
-    assert finished.disposition == "requeue"
-    done = next(r for r in scene.records if isinstance(r, ActionDone))
-    assert (done.succeeded, done.nodes) == (False, ["n3"])
-    assert "the node is still in the pool" in done.detail
-    assert read_ledger(Breaker(directory=str(scene.shared))).entries == ()
-
-
-@pytest.mark.parametrize(("state", "note"), [("IDLE", "watch the fan"), ("IDLE+DRAIN", "ADMIN")])
-def test_anothers_note_stays_whether_the_node_is_in_the_pool_or_not(
-    scene: Scene, state: str, note: str
-) -> None:
-    scene.slurm.set(admin=True)
-    scene.slurm.change_node("n3", state=state, reason=note)
-
-    assert scene.act(uid=0, n3=Level.FAULTY).disposition == "requeue"
-
-    assert scene.slurm.node("n3") == {"state": state, "reason": note}
-    assert ("done", "drain", False) in scene.told()
-
-
 def test_a_jobs_drain_has_a_hooks_note_and_counts_where_hooks_count(scene: Scene) -> None:
     scene.slurm.set(admin=True)
 
@@ -268,11 +216,19 @@ def test_a_jobs_drain_has_a_hooks_note_and_counts_where_hooks_count(scene: Scene
 
 
 @rows
-def test_where_hooks_may_not_drain_a_job_may_not_either(scene: Scene, text: str, said: str) -> None:
-    scene.slurm.set(admin=True)
-    write_site(scene.site_file.parent, text)
+def test_a_drain_that_cannot_be_made_is_recorded_and_the_job_leaves_the_bad_node_all_the_same(
+    scene: Scene, slurm: dict[str, Any], node: dict[str, str], site: str | None, said: str
+) -> None:
+    scene.slurm.set(**slurm)
+    scene.slurm.change_node("n3", **node)
+    if site is not None:
+        write_site(scene.site_file.parent, site)
+    before = scene.slurm.node("n3")
 
     assert scene.act(uid=0, n3=Level.FAULTY).disposition == "requeue"
 
-    assert scene.slurm.node("n3")["state"] == "IDLE"
-    assert any(isinstance(r, ActionDone) and said in r.detail for r in scene.records)
+    (done,) = [r for r in scene.records if isinstance(r, ActionDone) and r.action is Action.DRAIN]
+    assert (done.succeeded, done.nodes, said in done.detail) == (False, ["n3"], True)
+    assert scene.slurm.node("n3") == before
+    entries = read_ledger(Breaker(directory=str(scene.shared))).entries
+    assert entries == () or "drain_is_lost" not in slurm

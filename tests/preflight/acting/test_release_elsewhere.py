@@ -27,10 +27,6 @@ JOB = 12
 OWN = "it's mine; a=b"
 
 
-def move(*exclude: str, least: int | None = None) -> Move:
-    return Move(job=str(JOB), attempt=0, exclude=exclude, comment=OWN, least=least)
-
-
 class Scene:
     def __init__(self, directory: Path) -> None:
         self.slurm = FakeSlurm(directory / "slurm")
@@ -49,7 +45,7 @@ class Scene:
 
     def release(self, *exclude: str, least: int | None = None) -> bool:
         return release_elsewhere(
-            move(*exclude, least=least),
+            Move(job=str(JOB), attempt=0, exclude=exclude, comment=OWN, least=least),
             here="n1",
             directory=self.directory,
             client=self.client,
@@ -102,13 +98,20 @@ def test_a_list_that_slurm_does_not_keep_leaves_the_job_held_with_a_word_of_why(
     assert detail.startswith("left held")
 
 
-def test_a_release_that_has_no_effect_is_noticed_and_tried_again(scene: Scene) -> None:
-    scene.slurm.set(lose_releases=True)
+@pytest.mark.parametrize(
+    "trouble",
+    [{"lose_releases": True}, {"refuse": {"release": "Resource temporarily unavailable"}}],
+    ids=["no effect", "refused"],
+)
+def test_a_release_without_effect_is_noticed_and_tried_again(
+    scene: Scene, trouble: dict[str, object]
+) -> None:
+    scene.slurm.set(**trouble)
     scene.client.requeue_held(JOB)
 
     def mend(_: float) -> None:
         if len(scene.slurm.calls("scontrol", "release")) == 2:
-            scene.slurm.set(lose_releases=False)
+            scene.slurm.set(**{name: {} for name in trouble})
 
     scene.on_sleep = mend
 
@@ -117,28 +120,34 @@ def test_a_release_that_has_no_effect_is_noticed_and_tried_again(scene: Scene) -
     assert scene.recorded() == (True, "without n2")
 
 
-def test_a_refusal_that_passes_is_tried_again(scene: Scene) -> None:
-    scene.client.requeue_held(JOB)
-    scene.slurm.set(refuse={"release": "Resource temporarily unavailable"})
-
-    def let_pass(_: float) -> None:
-        if len(scene.slurm.calls("scontrol", "release")) == 3:
-            scene.slurm.set(refuse={})
-
-    scene.on_sleep = let_pass
-    assert scene.release("n2")
-    assert scene.recorded() == (True, "without n2")
-
-
-@pytest.mark.parametrize("state", ["CANCELLED", "COMPLETED", "TIMEOUT", "OUT_OF_MEMORY"])
-def test_a_job_that_has_ended_is_left_alone(scene: Scene, state: str) -> None:
-    scene.slurm.change_job(JOB, state=state)
+@pytest.mark.parametrize(
+    ("held", "changes", "said"),
+    [
+        (False, {"state": "CANCELLED"}, "the job has ended (CANCELLED)"),
+        (False, {"state": "COMPLETED"}, "the job has ended (COMPLETED)"),
+        (False, {"state": "TIMEOUT"}, "the job has ended (TIMEOUT)"),
+        (False, {"state": "OUT_OF_MEMORY"}, "the job has ended (OUT_OF_MEMORY)"),
+        (True, {"Restarts": 2}, "requeued again"),
+        (True, {}, "forgotten"),
+    ],
+)
+def test_a_job_that_has_ended_or_is_forgotten_or_requeued_again_is_left_alone(
+    scene: Scene, held: bool, changes: dict[str, object], said: str
+) -> None:
+    if held:
+        scene.client.requeue_held(JOB)
+    if changes:
+        scene.slurm.change_job(JOB, **changes)
+    else:
+        scene.slurm.forget_job(JOB)
 
     assert not scene.release("n2")
 
     assert scene.slept == []
     assert scene.slurm.calls("scontrol", "update") == []
-    assert scene.recorded() == (False, f"the job has ended ({state})")
+    assert scene.slurm.calls("scontrol", "release") == []
+    succeeded, detail = scene.recorded()
+    assert (succeeded, said in detail) == (False, True)
 
 
 def test_a_job_that_is_never_requeued_is_given_up(scene: Scene) -> None:
@@ -210,24 +219,6 @@ def test_account_qos_and_reservation_of_the_job_are_the_helpers_too(scene: Scene
     found = placement(Job(job_id=JOB, states=job.states, reason="", fields=fields))
 
     assert found == {"partition": "gpu", "account": "ml", "qos": "high", "reservation": "mine"}
-
-
-@pytest.mark.parametrize(("restarts", "said"), [(2, "requeued again"), (None, "forgotten")])
-def test_a_job_that_slurm_has_forgotten_or_requeued_again_is_left_alone(
-    scene: Scene, restarts: int | None, said: str
-) -> None:
-    scene.client.requeue_held(JOB)
-    if restarts is None:
-        scene.slurm.forget_job(JOB)
-    else:
-        scene.slurm.change_job(JOB, Restarts=restarts)
-
-    assert not scene.release("n2")
-
-    assert scene.slept == []
-    assert scene.slurm.calls("scontrol", "update") == []
-    assert scene.slurm.calls("scontrol", "release") == []
-    assert said in scene.recorded()[1]
 
 
 def test_a_job_that_is_cancelled_while_it_is_being_released_is_left_alone(scene: Scene) -> None:
