@@ -53,29 +53,18 @@ def test_the_option_wins_over_the_variable_over_the_site_over_the_users_home(
     assert journal_root(option, environ) == directory
 
 
-def test_a_sites_standings_are_a_file_with_its_whole_path(environ: dict[str, str]) -> None:
-    assert standings(environ) is None
-    write_site(environ, 'standings = "/shared/standings.json"')
-    assert standings(environ) == Path("/shared/standings.json")
-
-
-def test_where_home_is_not_set_the_passwd_entry_says_it(environ: dict[str, str]) -> None:
+def test_where_home_is_not_set_the_passwd_entry_says_it_or_the_option_is_named(
+    environ: dict[str, str],
+) -> None:
     del environ["HOME"]
     entry = Path(pwd.getpwuid(os.getuid()).pw_dir)
 
     assert journal_root(None, environ) == entry / ".slurm-health" / "journal"
-    write_site(environ, 'journal = "~/checks"')
-    assert journal_root(None, environ) == entry / "checks"
-
-
-def test_without_a_home_the_error_names_the_option(environ: dict[str, str]) -> None:
-    del environ["HOME"]
-
     with pytest.raises(ConfigError, match="--journal DIR") as caught:
         journal_root(None, environ, home_in_passwd=lambda: "")
-
     assert caught.value.exit_code == ExitCode.USAGE
-    assert journal_root("/option", environ) == Path("/option")
+    write_site(environ, 'journal = "~/checks"')
+    assert journal_root(None, environ) == entry / "checks"
 
 
 READERS: dict[str, Callable[[dict[str, str]], object]] = {
@@ -102,26 +91,23 @@ def test_a_sites_mistake_is_named_with_its_file(
     assert said in str(caught.value)
 
 
-def test_a_sites_expectations_stand_beside_its_journal(environ: dict[str, str]) -> None:
+def test_a_sites_choices_stand_in_one_file_beside_those_of_its_hooks(
+    environ: dict[str, str],
+) -> None:
+    assert (localize(environ), standings(environ)) == ({}, None)
     write_site(
         environ,
-        'journal = "/site"\n[hooks]\ndrain = false\n'
-        '[expectations."NVIDIA H200"]\nhealthy_fraction = 0.6\n',
+        'journal = "/site"\nstandings = "/shared/standings.json"\n[hooks]\ndrain = false\n'
+        '[expectations."NVIDIA H200"]\nhealthy_fraction = 0.6\n'
+        "[localize]\nnetwork_floor = 0.3\n[localize.expected_ms]\nmatmul = 3.1\n",
     )
 
     found = expectation_of("NVIDIA H200", expectations(environ))
     assert found is not None
     assert found.healthy_fraction == 0.6
-    assert journal_root(None, environ) == Path("/site")
-
-
-def test_a_sites_choices_about_localisation_stand_beside_its_journal(
-    environ: dict[str, str],
-) -> None:
-    assert localize(environ) == {}
-    write_site(environ, "[localize]\nnetwork_floor = 0.3\n[localize.expected_ms]\nmatmul = 3.1\n")
-
     assert localize(environ) == {"network_floor": 0.3, "expected_ms": {"matmul": 3.1}}
+    assert standings(environ) == Path("/shared/standings.json")
+    assert journal_root(None, environ) == Path("/site")
 
 
 def test_the_paths_of_job_and_site_are_tested_and_no_local_directory_of_its_own_accord(
