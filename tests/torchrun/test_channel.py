@@ -18,7 +18,6 @@ from slurm_health.records.errors import ChannelError, ConfigError, UsageError
 from slurm_health.torchrun import channel
 from slurm_health.torchrun.arguments import Arguments, NodeZeroAddress
 from slurm_health.torchrun.channel import (
-    End,
     Hello,
     Link,
     NodeZero,
@@ -40,13 +39,24 @@ START, MAC = b"slh3 " + b"0" * 32 + b"\n", b"0" * 64
 FORGED = MAC + b" {}\n"
 
 
-class Zero:
-    """Node 0 with a directory, and what it has reported."""
+class Place:
+    """A directory of a node, and what it has reported."""
 
-    def __init__(self, root: Path) -> None:
-        self.directory = root / "zero"
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self.directory.mkdir()
         self.reported: list[str] = []
+
+    def read(self, name: str) -> bytes:
+        path = self.directory / name
+        return path.read_bytes() if path.exists() else b""
+
+
+class Zero(Place):
+    """Node 0."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root / "zero")
         self.meeting = NodeZeroAddress(host="127.0.0.1", port=free_port())
         self.side = self.again()
 
@@ -58,10 +68,6 @@ class Zero:
         with (self.directory / name).open("ab") as file:
             file.write(data)
 
-    def read(self, name: str) -> bytes:
-        path = self.directory / name
-        return path.read_bytes() if path.exists() else b""
-
 
 @pytest.fixture
 def zero(tmp_path: Path) -> Iterator[Zero]:
@@ -70,8 +76,8 @@ def zero(tmp_path: Path) -> Iterator[Zero]:
     found.side.close()
 
 
-class Node:
-    """Another node with a directory, and what it has reported."""
+class Node(Place):
+    """Another node, which joins as a context."""
 
     def __init__(
         self,
@@ -82,35 +88,23 @@ class Node:
         secret: bytes = SECRET,
         **differing: Any,
     ) -> None:
-        self.directory = root / f"own{rank}{differing.get('token', '')}"
-        self.directory.mkdir()
+        super().__init__(root / f"own{rank}{differing.get('token', '')}")
         self.file = self.directory / f"node{rank}.jsonl"
         self.file.touch()
-        self.reported: list[str] = []
         hello = msgspec.structs.replace(HELLO, **{"node": f"node{rank}", **differing})
         self.side = OtherNode(meeting, secret, hello, self.file, self.reported.append)
 
-    def read(self, name: str) -> bytes:
-        path = self.directory / name
-        return path.read_bytes() if path.exists() else b""
+    def __enter__(self) -> Node:
+        self.side.join()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.side.close()
 
     def refused(self) -> str:
         with contextlib.closing(self.side), pytest.raises(UsageError) as refused:
             self.side.join()
         return str(refused.value)
-
-    def failure(self) -> Exception:
-        errors: list[Exception] = []
-
-        def failed() -> bool:
-            try:
-                self.side.raise_failure()
-            except ChannelError as err:
-                errors.append(err)
-            return bool(errors)
-
-        eventually(failed, "it has failed")
-        return errors[0]
 
 
 class Relay:
@@ -172,10 +166,9 @@ def test_a_node_that_was_cut_off_gets_what_it_missed_and_nothing_twice(
 ) -> None:
     relay = Relay(zero.meeting)
     node = Node(tmp_path, relay.meeting)
-    with contextlib.closing(relay), contextlib.closing(node.side):
-        zero.write("orders.txt", b"one\n")
-        node.file.write_bytes(b"one\n")
-        node.side.join()
+    zero.write("orders.txt", b"one\n")
+    node.file.write_bytes(b"one\n")
+    with contextlib.closing(relay), node:
         eventually(lambda: node.read("orders.txt") == b"one\n", "the first orders")
         eventually(lambda: zero.read("node1.jsonl") == b"one\n", "the first line")
         relay.cut()
@@ -210,8 +203,7 @@ def test_a_relay_without_the_secret_can_insert_nothing_after_the_handshake(
             "inserts": forged + data,
         }[how]
 
-    with contextlib.closing(relay), contextlib.closing(node.side):
-        node.side.join()
+    with contextlib.closing(relay), node:
         relay.meddle = meddle
         if upwards:
             node.file.write_bytes(b"wanted")
@@ -247,8 +239,7 @@ def test_a_node_that_does_not_fit_is_refused_and_both_sides_say_why(
 
 def test_a_second_node_of_a_rank_is_refused_and_the_first_stays(tmp_path: Path, zero: Zero) -> None:
     first = Node(tmp_path, zero.meeting)
-    with contextlib.closing(first.side):
-        first.side.join()
+    with first:
         second = Node(tmp_path, zero.meeting, token="another")
         assert "is node1, like second (127.0.0.1)" in second.refused()
         first.file.write_bytes(b"line\n")
@@ -260,12 +251,10 @@ def test_a_process_in_the_place_of_one_that_is_gone_goes_on_in_its_file(
 ) -> None:
     first = Node(tmp_path, zero.meeting)
     first.file.write_bytes(b"torn")
-    with contextlib.closing(first.side):
-        first.side.join()
+    with first:
         eventually(lambda: zero.read("node1.jsonl") == b"torn", "the first is mirrored")
     second = Node(tmp_path, zero.meeting, token="another")
-    with contextlib.closing(second.side):
-        second.side.join()
+    with second:
         eventually(lambda: second.read("node1.jsonl") == bytes(4), "its file has as many bytes")
         with second.file.open("ab") as file:
             file.write(b"\nline\n")
@@ -292,8 +281,8 @@ def test_a_stranger_is_sent_away_and_nothing_is_written(
             while stranger.recv(1 << 16):
                 pass
     node = Node(tmp_path, zero.meeting)
-    with contextlib.closing(node.side):
-        node.side.join()
+    with node:
+        assert not node.reported
     assert zero.read("node1.jsonl") == b""
 
 
@@ -302,9 +291,7 @@ def test_many_strangers_keep_no_node_out(tmp_path: Path, zero: Zero) -> None:
         for _ in range(300):
             address = ("127.0.0.1", zero.meeting.port)
             stack.enter_context(socket.create_connection(address, DEADLINE_S)).sendall(b"slh")
-        node = Node(tmp_path, zero.meeting)
-        stack.enter_context(contextlib.closing(node.side))
-        node.side.join()
+        stack.enter_context(Node(tmp_path, zero.meeting))
     assert len(zero.reported) < 30
 
 
@@ -328,34 +315,6 @@ def test_a_node_writes_nothing_but_the_next_bytes_of_its_own_file(
     written = {path.name: path.read_bytes() for path in zero.directory.iterdir()}
     assert set(written.values()) <= {b""}
     assert any("it sent an impossible message" in line for line in zero.reported)
-
-
-def test_the_last_word_of_node_0_reaches_all_nodes(tmp_path: Path, zero: Zero) -> None:
-    nodes = [Node(tmp_path, zero.meeting, rank=rank) for rank in (1, 2)]
-    for node in nodes:
-        node.side.join()
-    zero.side.close(End(why="node0 was ended by SIGINT"))
-    for node in nodes:
-        failure = node.failure()
-        assert isinstance(failure, ChannelError)
-        assert "the run was ended: node0 was ended by SIGINT" in str(failure)
-        node.side.close()
-
-
-def test_a_node_that_leaves_says_why_and_ctrl_c_there_is_for_all(
-    tmp_path: Path, zero: Zero
-) -> None:
-    done, ended = (Node(tmp_path, zero.meeting, rank=rank) for rank in (1, 2))
-    for node in (done, ended):
-        node.side.join()
-    done.side.close(End())
-    zero.side.raise_interrupt()
-    ended.side.close(End(why="Ctrl-C (SIGINT)", for_all=True))
-    eventually(lambda: zero.side.peers["node2"].end is not None, "node 0 knows")
-    assert zero.reported == ["node2 (second (127.0.0.1)) was ended by Ctrl-C (SIGINT)"]
-    with pytest.raises(SystemExit) as interrupt:
-        zero.side.raise_interrupt()
-    assert interrupt.value.code == 130
 
 
 class Impostor:

@@ -43,8 +43,3 @@ def test_a_stop_names_the_node_and_what_to_do() -> None:
     assert "n3 is faulty: because" in choice.reason
     assert "--exclude=n3" in choice.reason
     assert "--nnodes=3:4" in choice.reason
-
-
-def test_who_trains_alone_does_so_on_every_node_that_can_be_used() -> None:
-    choice = choose(Bounds(least=1, most=3), verdict("hfh"), absent=(), exclude_slow=False)
-    assert choice.nodes == ["n1", "n3"]

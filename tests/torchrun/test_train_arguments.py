@@ -47,9 +47,6 @@ def test_a_script_that_is_not_there_is_refused_before_anything_is_checked() -> N
     assert parsed("--no-python", "hostname").program == ["hostname"]
 
 
-CHECK = {"network_check": True}
-
-
 @rows
 def test_our_options_are_taken_out_and_torchruns_kept_as_they_were_written(
     argv: str, options: str, program: str, own: dict[str, object], given: dict[str, str]

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 import pytest
 
@@ -24,7 +23,7 @@ from slurm_health.records.gpu_load import (
     words,
 )
 from tests.played_gpu import nvml_library
-from tests.played_gpu.description import VARIABLE, Fault, Machine, machine, with_faults, write
+from tests.played_gpu.description import VARIABLE, Fault, machine, with_faults, write
 from tests.support.rows import rows
 
 DEADLINE_S = 60
@@ -40,28 +39,23 @@ class Sampler:
             "LD_LIBRARY_PATH": str(library.parent),
             VARIABLE: str(state),
         }
-        self.process: subprocess.Popen[bytes] | None = None
+        self.started: list[subprocess.Popen[bytes]] = []
 
-    def play(self, count: int, *faults: Fault) -> None:
+    def play(self, count: int, *faults: Fault, **differing: int) -> None:
         """Change what the GPUs say from now on, at once."""
-        self.play_on(with_faults(machine(count), *faults))
-
-    def play_on(self, played: Machine) -> None:
-        write(self._state, played)
+        write(self._state, dataclasses.replace(with_faults(machine(count), *faults), **differing))
 
     def start(self, *argv: str) -> None:
-        self.process = subprocess.Popen(
+        process = subprocess.Popen(
             argv or command(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=self._environ,
         )
-
-    @property
-    def output(self) -> IO[bytes]:
-        assert self.process is not None
-        assert self.process.stdout is not None
-        return self.process.stdout
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.input, self.output = process.stdin, process.stdout
+        self.started.append(process)
 
     def sample(self) -> DeviceSample:
         said = decode(self.output.readline())
@@ -75,21 +69,15 @@ class Sampler:
             samples.append(self.sample())
         return samples
 
-    def close_input(self) -> None:
-        assert self.process is not None
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-
     def wait(self) -> int:
-        assert self.process is not None
-        return self.process.wait(DEADLINE_S)
+        return self.started[0].wait(DEADLINE_S)
 
     def end(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
+        for process in self.started:
+            process.kill()
+            process.wait()
             self.output.close()
-            self.close_input()
+            self.input.close()
 
 
 def fault(device: int, kind: str, value: float = 1) -> Fault:
@@ -205,11 +193,10 @@ def test_it_ends_with_0_when_nobody_needs_it_any_more(sampler: Sampler, how: str
     sampler.play(1)
     sampler.start()
     sampler.sample()
-    assert sampler.process is not None
     if how == "input closed":
-        sampler.close_input()
+        sampler.input.close()
     elif how == "told to":
-        sampler.process.send_signal(signal.SIGTERM)
+        sampler.started[0].send_signal(signal.SIGTERM)
     else:
         sampler.output.close()
 
@@ -220,7 +207,7 @@ def test_it_ends_with_0_when_nobody_needs_it_any_more(sampler: Sampler, how: str
 def test_where_it_cannot_sample_its_only_line_says_why(
     sampler: Sampler, code: int, why: str
 ) -> None:
-    sampler.play_on(dataclasses.replace(machine(1 if code else 0), nvml_start=code))
+    sampler.play(1 if code else 0, nvml_start=code)
     sampler.start()
 
     only = decode(sampler.output.read())
