@@ -41,9 +41,10 @@ class Sampler:
         }
         self.started: list[subprocess.Popen[bytes]] = []
 
-    def play(self, count: int, *faults: Fault, **differing: int) -> None:
+    def play(self, count: int, *faults: Fault, nvml_start: int = 0) -> None:
         """Change what the GPUs say from now on, at once."""
-        write(self._state, dataclasses.replace(with_faults(machine(count), *faults), **differing))
+        played = with_faults(machine(count), *faults)
+        write(self._state, dataclasses.replace(played, nvml_start=nvml_start))
 
     def start(self, *argv: str) -> None:
         process = subprocess.Popen(
