@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -10,19 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from slurm_health.preflight.decide.decide import (
-    decide,
-    decide_unasked,
-    exit_code,
-    unwanted,
-)
+from slurm_health.preflight.decide.decide import decide, exit_code, unwanted
 from slurm_health.preflight.decide.facts import JobFacts, requeue_obstacle
 from slurm_health.preflight.decide.policy import OnStraggler, Policy
 from slurm_health.records.records import Disposition, VerdictReached
 from slurm_health.records.verdict import (
     Level,
     LinkVerdict,
-    NodeVerdict,
     StorageBlame,
     StorageVerdict,
 )
@@ -109,20 +102,6 @@ def test_what_is_decided_never_breaks_a_promise(data: st.DataObject) -> None:
     assert outcome.exit_code is exit_code(verdict)
 
 
-@given(st.data())
-def test_slow_nodes_alone_never_put_a_job_where_it_waits(data: st.DataObject) -> None:
-    names = data.draw(st.lists(st.sampled_from("abcdef"), unique=True, min_size=1))
-    levels = st.sampled_from([Level.HEALTHY, Level.SLOW])
-    verdict = VerdictReached(
-        nodes=[NodeVerdict(node=name, level=data.draw(levels)) for name in names]
-    )
-    known = replace(data.draw(facts_of(verdict)), free=0, needed=len(names))
-
-    outcome = decide(verdict, data.draw(POLICIES), known).outcome
-
-    assert outcome.disposition is Disposition.PROCEED
-
-
 class Case(msgspec.Struct, forbid_unknown_fields=True):
     """A verdict on n1, n2, ..., a letter for each, and what is decided and said of it."""
 
@@ -167,18 +146,3 @@ def test_what_is_decided_is_said_with_its_reason(case: Case) -> None:
     said = "\n".join([decision.left_alone[1], decision.drop[1], *drains, decision.outcome.reason])
     assert shown(decision) == case.is_
     assert [words for words in case.says if words not in f"{said}$"] == []
-
-
-@pytest.mark.parametrize(
-    ("levels", "expected"), [("hf", Disposition.STOP), ("hs", Disposition.PROCEED)]
-)
-def test_if_slurm_cannot_be_asked_only_a_faulty_node_ends_a_job(
-    levels: str, expected: Disposition
-) -> None:
-    verdict = verdict_of(levels)
-    avoid = unwanted(verdict, Policy(), batch_node="n1")
-
-    outcome = decide_unasked(verdict, avoid, "it does not answer")
-
-    assert outcome.disposition is expected
-    assert "it does not answer" in outcome.reason
