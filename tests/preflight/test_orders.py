@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Iterator
@@ -201,10 +202,8 @@ def ends() -> Iterator[tuple[int, int, int, int]]:
     descriptors = (*os.pipe(), *os.pipe())
     yield descriptors
     for descriptor in descriptors:
-        try:
+        with contextlib.suppress(OSError):
             os.close(descriptor)
-        except OSError:
-            continue
 
 
 Ends = tuple[int, int, int, int]

@@ -92,16 +92,6 @@ def test_help_of_sbatch_decides_what_the_table_does_not(words: list[str], script
     assert line.script == words[script]
 
 
-def test_help_is_read_as_it_is_printed() -> None:
-    assert listed_options(PLUGIN_HELP) == {
-        "nodes": Value.REQUIRED,
-        "constraint": Value.REQUIRED,
-        "container-image": Value.REQUIRED,
-        "container-mount-home": Value.NONE,
-        "x-level": Value.OPTIONAL,
-    }
-
-
 Sbatch = Callable[..., subprocess.CompletedProcess[str]]
 
 

@@ -119,8 +119,3 @@ def test_a_compiled_sbatch_gets_the_environment_as_it_is(tmp_path: Path) -> None
     assert found == command.Sbatch(
         path=f"{tmp_path}/sbatch", environ={"PATH": str(tmp_path)}, led_back=False
     )
-
-
-def test_a_submission_without_any_sbatch_says_so() -> None:
-    found = command.find_sbatch({"PATH": "/nowhere"})
-    assert (found.path, found.led_back) == (None, False)
