@@ -233,11 +233,6 @@ def test_the_verdict_waits_for_the_test_of_storage_and_no_longer_than_that_may_t
 ECC = "device 3: CUDA error: uncorrectable ECC error encountered"
 
 
-def device_failed(node: str, torch: str = "2.4") -> list[Record]:
-    failed = WorkersFailed(node=node, launch=0, reason=ECC, device_failed=True, torch=torch)
-    return [started(node), failed]
-
-
 def ends(story: Story, *nodes: str) -> dict[str, tuple[Level, str]]:
     """Let these nodes pass all rounds; return what is concluded about all."""
     while not isinstance(record := story.writes(), VerdictReached):
@@ -255,7 +250,8 @@ def test_a_device_that_failed_twice_is_the_nodes_fault_unless_the_softwares_it_m
     well = [node for node in NODES if node not in failing]
     story.is_ready(*well)
     for node in failing:
-        story.says(*device_failed(node, torch))
+        failed = WorkersFailed(node=node, launch=0, reason=ECC, device_failed=True, torch=torch)
+        story.says(started(node), failed)
 
     concluded = ends(story, *well)
 

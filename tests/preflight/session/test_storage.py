@@ -90,11 +90,6 @@ def apply(tests: Tests, change: Change) -> None:
     KINDS[kind](tests, *(tests if nodes == ["all"] else nodes), **dict(fields))
 
 
-def every(nodes: int) -> list[str]:
-    """Return the names of all nodes of a ring."""
-    return [f"n{number}" for number in range(nodes)]
-
-
 def judged(
     nodes: int, *changes: Change, **fields: object
 ) -> tuple[dict[str, Level], dict[StorageBlame, int]]:
@@ -145,7 +140,7 @@ def test_a_random_part_of_the_nodes_is_never_accused_together() -> None:
     chance = random.Random(7)
     for _ in range(300):
         nodes = chance.randint(4, 40)
-        bad = chance.sample(every(nodes), chance.randint(max(2, nodes // 4 + 1), nodes))
+        bad = chance.sample([*ring(nodes)], chance.randint(max(2, nodes // 4 + 1), nodes))
         trouble = chance.choice([HUNG, "EIO", "ESTALE", UNSEEN])
         accused, blame = judged(nodes, {"fail": bad, "own": trouble, "reads": trouble})
         assert (accused, blame) == ({}, {SERVER: len(bad)})
@@ -171,7 +166,7 @@ def test_a_disk_of_the_server_that_fails_accuses_nobody_wherever_its_files_are()
 def test_each_path_has_a_verdict_of_its_own_and_says_what_it_is_on() -> None:
     shared, home = ring(4), ring(4, path="/home/alice", server="srv:/home")
     fail(shared, "n2", own=HUNG, reads=HUNG, at="sync")
-    fail(home, *every(4), own="EDQUOT", free_bytes=0, total_bytes=10**10)
+    fail(home, *home, own="EDQUOT", free_bytes=0, total_bytes=10**10)
     node, storage = judge([*shared.values(), *home.values()])
     assert isinstance(node, NodeVerdict)
     assert isinstance(storage, StorageVerdict)
