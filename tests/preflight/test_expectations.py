@@ -28,6 +28,8 @@ PAGE = Path(__file__).parents[2] / "docs/reference/expectations.md"
 PLAIN = expectations_from({}, "config.toml")
 # The product that the matmul probe computes on a GPU.
 FLOP = 2.0 * 8192**3
+# Eight H200s with an adapter of 400 Gbit/s each.
+H200 = Links(devices=8, ports_gbit_per_s=(400.0,) * 8)
 
 
 def expected(model: str) -> Expectation:
@@ -61,6 +63,7 @@ def test_a_site_adds_a_slice_of_its_own_and_silences_a_kind() -> None:
         {
             "NVIDIA H200 MIG 1g.18gb": {"bf16_tflop_per_s": 120},
             "NVIDIA B200": {"memory_gb_per_s": 0},
+            "NVIDIA H200": {"port_fraction": 0},
         },
         "config.toml",
     )
@@ -73,6 +76,8 @@ def test_a_site_adds_a_slice_of_its_own_and_silences_a_kind() -> None:
     assert silenced is not None
     assert largest_copy_ms(silenced, moved_bytes=1e9) is None
     assert largest_matmul_ms(silenced, flop=FLOP) is not None
+    limits = expected_ms({"n1": "NVIDIA H200"}, known, 1.0, {"n1": H200})
+    assert limits.keys() & {"rail_allgather", "node_allgather"} == {"node_allgather"}
 
 
 @cases("preflight/settings.toml")
@@ -100,8 +105,6 @@ def test_the_documentation_has_the_table_of_the_code() -> None:
     ]
 
 
-# Eight H200s with an adapter of 400 Gbit/s each.
-H200 = Links(devices=8, ports_gbit_per_s=(400.0,) * 8)
 BYTES_PER_RANK = 128 << 20
 
 
@@ -141,12 +144,3 @@ def test_nothing_is_expected_of_links_that_are_not_known() -> None:
     assert link_limits("NVIDIA L40S", n1=H200, n2=H200).keys() == {"rail_allgather"}
     alone = Links(devices=1, ports_gbit_per_s=(100.0,))
     assert link_limits("NVIDIA L40S", n1=alone).keys() >= {"allgather"}
-
-
-def test_a_site_may_expect_nothing_of_its_ports() -> None:
-    known = expectations_from({"NVIDIA H200": {"port_fraction": 0}}, "config.toml")
-
-    found = expected_ms({"n1": "NVIDIA H200"}, known, 1.0, {"n1": H200})
-
-    assert "rail_allgather" not in found
-    assert "node_allgather" in found

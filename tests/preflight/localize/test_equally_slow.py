@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from slurm_health.preflight.localize.localizer import Level, Localizer, LocalizeSettings
 from slurm_health.preflight.localize.simulate import ALLGATHER_MS, Faults, SimulatedCluster, Weather
 from slurm_health.records.verdict import Verdict
-from tests.preflight.localize.test_localizer import names
+from tests.preflight.localize.test_localizer import names, planned
 
 WEATHER = Weather(noise=0.01, spread=0.0, spikes=0.0)
 KNOWN = LocalizeSettings(expected_ms={"allgather": ALLGATHER_MS})
@@ -38,9 +38,7 @@ def judged(
 
 
 def one_of_each_pair() -> dict[str, float]:
-    planned = Localizer(names(4)).next_round()
-    assert planned is not None
-    return {group[0]: 1.5 for group in planned.groups}
+    return {group[0]: 1.5 for group in planned(Localizer(names(4))).groups}
 
 
 def test_pairs_that_are_slow_against_what_is_known_are_in_doubt_although_none_is_faster() -> None:
@@ -60,23 +58,27 @@ def test_what_is_known_of_pairs_accuses_no_node_by_itself() -> None:
     assert not verdict.named(Level.FAULTY)
 
 
-def test_pairs_as_fast_as_is_known_of_them_need_no_second_round_and_the_verdict_says_so() -> None:
-    verdict, rounds = judged(4, settings=KNOWN, round_s=0.3)
-
-    assert rounds == 1
-    reasons = {found.reason for found in verdict.nodes.values()}
-    assert reasons == {"passed with 1 partner; no slower than what is expected of a pair"}
-
-
-@pytest.mark.parametrize(("count", "round_s"), [(4, 0.3), (8, 1.9)])
-def test_where_nothing_is_known_few_nodes_are_paired_again_if_that_is_cheap(
-    count: int, round_s: float
+@pytest.mark.parametrize(
+    ("count", "settings", "round_s", "rounds", "reason"),
+    [
+        (4, KNOWN, 0.3, 1, "passed with 1 partner; no slower than what is expected of a pair"),
+        (4, None, 0.3, 2, "passed with 2 partners"),
+        (8, None, 1.9, 2, "passed with 2 partners"),
+        (4, None, 2.0, 1, "passed with 1 partner"),
+        (4, None, None, 1, "passed with 1 partner"),
+        (10, None, 0.3, 1, "passed with 1 partner"),
+        (2, None, 0.3, 1, "passed with 1 partner"),
+    ],
+)
+def test_where_nothing_is_known_of_pairs_few_nodes_are_paired_again_if_that_is_cheap(
+    count: int, settings: LocalizeSettings | None, round_s: float | None, rounds: int, reason: str
 ) -> None:
-    verdict, rounds = judged(count, round_s=round_s)
+    verdict, made = judged(count, settings=settings, round_s=round_s)
 
-    assert rounds == 2
-    reasons = {found.reason for found in verdict.nodes.values()}
-    assert reasons == {"passed with 2 partners"}
+    assert made == rounds
+    assert {found.level for found in verdict.nodes.values()} == {Level.HEALTHY}
+    for found in verdict.nodes.values():
+        assert found.reason.partition("; not excluded")[0] == reason
 
 
 @pytest.mark.parametrize("compute", [{}, {"n1": 3.0}])
@@ -86,23 +88,9 @@ def test_what_nodes_do_by_themselves_is_measured_again_only_where_one_is_in_doub
     nodes = names(4)
     cluster = SimulatedCluster(nodes, faults=Faults(compute=compute), weather=WEATHER)
     localizer = Localizer(nodes)
-    first = localizer.next_round()
-    assert first is not None
+    first = planned(localizer)
     assert not first.shared_only
     results = [replace(result, round_s=0.3) for result in cluster.answer(first)]
     localizer.observe(first.index, results)
 
-    second = localizer.next_round()
-
-    assert second is not None
-    assert second.shared_only == (not compute)
-
-
-@pytest.mark.parametrize(("count", "round_s"), [(4, 2.0), (4, None), (10, 0.3), (2, 0.3)])
-def test_a_round_that_is_dear_or_of_many_nodes_is_not_repeated(
-    count: int, round_s: float | None
-) -> None:
-    verdict, rounds = judged(count, round_s=round_s)
-
-    assert rounds == 1
-    assert not verdict.named(Level.SLOW)
+    assert planned(localizer).shared_only == (not compute)

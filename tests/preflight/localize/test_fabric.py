@@ -26,17 +26,30 @@ from slurm_health.preflight.localize.simulate import (
 from slurm_health.records.nodeset import expand
 from slurm_health.records.probe_catalog import Metric
 from slurm_health.records.verdict import Verdict
-from tests.preflight.localize.test_localizer import accused, run
+from tests.preflight.localize.test_localizer import accused, planned, run
 
 LEAVES = {f"leaf{k}": tuple(f"n{8 * k + j}" for j in range(8)) for k in range(8)}
 NODES = [node for members in LEAVES.values() for node in members]
 
 
-def judged(faults: Faults, *, min_rounds: int = 1) -> Verdict:
-    cluster = SimulatedCluster(NODES, faults=faults, weather=Weather(), topology=LEAVES)
-    chosen = LocalizeSettings(min_rounds=min_rounds)
-    verdict, _ = play(Localizer(NODES, topology=LEAVES, settings=chosen), cluster)
-    return verdict
+def judged(
+    faults: Faults,
+    *,
+    nodes: list[str] = NODES,
+    leaf: int = 8,
+    known: bool = False,
+    weather: Weather | None = None,
+    **settings: int,
+) -> tuple[Verdict, int]:
+    """Return verdict and rounds where nodes hang on leaves, of which the run knows or does not."""
+    leaves = {f"leaf{k}": nodes[leaf * k : leaf * (k + 1)] for k in range(len(nodes) // leaf)}
+    chosen = LocalizeSettings(**settings)  # type: ignore[arg-type]
+    cluster = SimulatedCluster(
+        nodes, faults=faults, weather=weather or Weather(), topology=leaves, seed=chosen.seed
+    )
+    topology = leaves if known else None
+    verdict, rounds = play(Localizer(nodes, topology=topology, settings=chosen), cluster)
+    return verdict, len(rounds)
 
 
 def test_a_healthy_run_over_several_leaves_crosses_them_before_it_ends() -> None:
@@ -50,14 +63,14 @@ def test_a_healthy_run_over_several_leaves_crosses_them_before_it_ends() -> None
 
 
 def test_a_slow_uplink_is_named_and_of_the_nodes_behind_it_only_the_slow_one() -> None:
-    verdict = judged(Faults(leaves={"leaf3": 1.3}, network={"n25": 2.0}))
+    verdict, _ = judged(Faults(leaves={"leaf3": 1.3}, network={"n25": 2.0}), known=True)
     assert [(leaf.ends, leaf.level) for leaf in verdict.leaves] == [(("leaf3",), Level.SLOW)]
     assert accused(verdict) == {"n25"}
 
 
 def test_a_slow_path_between_two_leaves_is_named_given_enough_rounds() -> None:
     faults = Faults(paths={frozenset({"leaf1", "leaf6"}): 1.5})
-    verdict = judged(faults, min_rounds=6)
+    verdict, _ = judged(faults, known=True, min_rounds=6)
     assert {frozenset(path.ends) for path in verdict.paths} == {frozenset({"leaf1", "leaf6"})}
     assert not verdict.leaves
     assert not accused(verdict)
@@ -85,9 +98,7 @@ def test_an_uplink_that_carries_nothing_is_faulty_and_its_nodes_are_not() -> Non
 
 def test_a_cable_between_two_good_nodes_is_a_path_and_nobody_is_blamed() -> None:
     nodes = [f"n{number}" for number in range(8)]
-    first = Localizer(nodes).next_round()
-    assert first is not None
-    broken = set(first.groups[0])
+    broken = set(planned(Localizer(nodes)).groups[0])
 
     verdict, _ = run(nodes, cut_off(lambda group: group == broken))
 
@@ -112,26 +123,9 @@ def test_one_slow_card_of_two_is_named_by_its_rail() -> None:
     assert accused(verdict) == {"n3"}
 
 
-def unaware(
-    faults: Faults,
-    *,
-    nodes: list[str] = NODES,
-    leaf: int = 8,
-    seed: int = 0,
-    weather: Weather | None = None,
-) -> tuple[Verdict, int]:
-    """Return verdict and rounds where the nodes hang on leaves of which the run knows nothing."""
-    leaves = {f"leaf{k}": nodes[leaf * k : leaf * (k + 1)] for k in range(len(nodes) // leaf)}
-    cluster = SimulatedCluster(
-        nodes, faults=faults, weather=weather or Weather(), topology=leaves, seed=seed
-    )
-    verdict, rounds = play(Localizer(nodes, settings=LocalizeSettings(seed=seed)), cluster)
-    return verdict, len(rounds)
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_a_slow_uplink_that_nobody_knows_of_is_named_by_its_nodes(seed: int) -> None:
-    verdict, rounds = unaware(Faults(leaves={"leaf3": 1.3}), seed=seed)
+    verdict, rounds = judged(Faults(leaves={"leaf3": 1.3}), seed=seed)
 
     assert not accused(verdict)
     assert [leaf.ends for leaf in verdict.leaves] == [("n[24-31]",)]
@@ -146,7 +140,7 @@ def test_a_slow_uplink_that_nobody_knows_of_is_named_by_its_nodes(seed: int) -> 
 def test_an_uplink_too_faint_for_a_single_test_blames_none_of_the_nodes_below_it(seed: int) -> None:
     nodes = [f"n{number}" for number in range(128)]
     faint = Faults(leaves={"leaf3": 1.12})
-    verdict, _ = unaware(faint, nodes=nodes, leaf=16, seed=seed, weather=Weather(noise=0.03))
+    verdict, _ = judged(faint, nodes=nodes, leaf=16, seed=seed, weather=Weather(noise=0.03))
 
     assert not accused(verdict)
     named = {node for leaf in verdict.leaves for end in leaf.ends for node in expand(end)}

@@ -19,7 +19,7 @@ from slurm_health.preflight.localize.localizer import (
 )
 from slurm_health.preflight.localize.simulate import Faults, SimulatedCluster, Weather, play
 from slurm_health.preflight.localize.stopping import chance_of_so_many
-from tests.preflight.localize.test_localizer import accused
+from tests.preflight.localize.test_localizer import accused, planned
 
 NODES = [f"n{number}" for number in range(64)]
 
@@ -60,8 +60,7 @@ def test_the_unluckiest_of_thousands_is_not_accused_of_what_accuses_one_of_a_few
     settings = LocalizeSettings(compute_floor=0.05, alone=True, min_rounds=3)
     localizer = Localizer(list(lasting), settings=settings)
     for number in range(3):
-        round_ = localizer.next_round()
-        assert round_ is not None
+        round_ = planned(localizer)
         times = {node: 3.0 * math.exp(own + rng.gauss(0, 0.02)) for node, own in lasting.items()}
         times["n50"] = 3.0 * math.exp(0.07)
         localizer.observe(number, [

@@ -18,10 +18,9 @@ from slurm_health.preflight.localize.localizer import (
     Localizer,
     LocalizeSettings,
     Outcome,
-    Round,
 )
 from slurm_health.records.errors import LocalizeError
-from tests.preflight.localize.test_localizer import accused, run
+from tests.preflight.localize.test_localizer import accused, planned, run
 
 FOUR = ["n1", "n2", "n3", "n4"]
 BAD_TIMES = [math.nan, math.inf, -math.inf, 0.0, -1.0]
@@ -29,12 +28,6 @@ BAD_TIMES = [math.nan, math.inf, -math.inf, 0.0, -1.0]
 
 def well(group: tuple[str, ...], ms: float = 50.0) -> GroupResult:
     return GroupResult(nodes=group, outcome=Outcome.MEASURED, shared_ms={"allgather": ms})
-
-
-def planned(loc: Localizer) -> Round:
-    round_ = loc.next_round()
-    assert round_ is not None
-    return round_
 
 
 def failed(group: tuple[str, ...], **who: Any) -> GroupResult:

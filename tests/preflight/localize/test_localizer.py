@@ -80,23 +80,26 @@ def run(
     return loc.verdict(), rounds
 
 
+def planned(loc: Localizer) -> Round:
+    round_ = loc.next_round()
+    assert round_ is not None
+    return round_
+
+
 def accused(verdict: Verdict) -> set[str]:
     return {*verdict.named(Level.SLOW), *verdict.named(Level.FAULTY)}
 
 
 def test_two_equally_slow_nodes_that_meet_in_the_first_round_are_found() -> None:
-    planned = Localizer(names(4)).next_round()
-    assert planned is not None
-    bad = planned.groups[0]
+    first = planned(Localizer(names(4)))
+    bad = first.groups[0]
     verdict, rounds = run(names(4), cluster(network=dict.fromkeys(bad, 1.5)))
-    assert rounds[0] == planned
+    assert rounds[0] == first
     assert set(verdict.named(Level.SLOW)) == set(bad)
 
 
 def test_of_four_nodes_a_verdict_after_one_round_says_what_two_pairs_cannot_show() -> None:
-    planned = Localizer(names(4)).next_round()
-    assert planned is not None
-    one_of_each = {group[0]: 1.5 for group in planned.groups}
+    one_of_each = {group[0]: 1.5 for group in planned(Localizer(names(4))).groups}
 
     verdict, rounds = run(names(4), cluster(network=one_of_each))
     assert len(rounds) == 1

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,21 +18,10 @@ from slurm_health.records.errors import LocalizeError
 from tests.cases import cases
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda: LocalizeSettings(min_rounds=0),
-        lambda: LocalizeSettings(min_rounds=2, max_rounds=1),
-        lambda: LocalizeSettings(network_floor=0.0),
-        lambda: LocalizeSettings(compute_floor=math.nan),
-        lambda: LocalizeSettings(error=1.0),
-        lambda: LocalizeSettings(expected_slack=1.0),
-        lambda: LocalizeSettings(expected_ms={"matmul": 0.0}),
-    ],
-)
-def test_settings_that_no_run_can_honour_are_refused(wrong: Callable[[], object]) -> None:
+@cases("preflight/settings.toml")
+def test_settings_that_no_run_can_honour_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(LocalizeError):
-        wrong()
+        LocalizeSettings(**settings)
 
 
 @pytest.mark.parametrize("kind", list(DeviceKind))
