@@ -30,18 +30,13 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return probe
 
 
-def names(value: str) -> list[str]:
-    return [probe.name for phase in chosen_phases(value) for probe in phase.probes]
-
-
-def test_a_probe_of_another_package_is_found_and_not_loaded(installed: Path) -> None:
+def test_a_probe_of_another_package_is_found_and_not_loaded_and_one_without_a_module_is_named(
+    installed: Path,
+) -> None:
     (phase,) = chosen_phases("fabric")
     (probe,) = phase.probes
 
     assert (probe.name, probe.scope, probe.path) == ("fabric", Scope.RAIL, str(installed))
-
-
-def test_a_probe_whose_module_is_missing_is_named(installed: Path) -> None:
     with pytest.raises(ConfigError, match="gone: no_such_module_at_all is not a module"):
         chosen_phases("gone")
 
@@ -64,14 +59,7 @@ def test_what_is_no_probe_is_named_with_the_nearest_that_is(value: str, message:
     assert message in str(refused.value)
 
 
-def test_a_program_must_not_be_called_like_a_probe(tmp_path: Path) -> None:
-    program = write_executable(tmp_path / "matmul", "#!/bin/sh\n")
-
-    with pytest.raises(ConfigError, match="is named like the probe matmul"):
-        chosen_phases(str(program))
-
-
-def test_two_programs_of_one_name_cannot_be_told_apart(tmp_path: Path) -> None:
+def test_programs_that_are_called_like_another_probe_cannot_be_told_apart(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     programs = [write_executable(tmp_path / name / "io.sh", "#!/bin/sh\n") for name in ("a", "b")]
@@ -80,6 +68,8 @@ def test_two_programs_of_one_name_cannot_be_told_apart(tmp_path: Path) -> None:
         chosen_phases(",".join(map(str, programs)))
 
     assert len(chosen_phases(f"{programs[0]},{programs[0]}")[0].probes) == 1
+    with pytest.raises(ConfigError, match="is named like the probe matmul"):
+        chosen_phases(str(write_executable(tmp_path / "matmul", "#!/bin/sh\n")))
 
 
 @rows
