@@ -14,12 +14,11 @@ from pathlib import Path
 
 from slurm_health.preflight.master.launcher import LocalLauncher
 from slurm_health.preflight.master.master import Master
-from slurm_health.preflight.master.run_check import make_localizer
+from slurm_health.preflight.master.run_check import agent_command, make_localizer
 from slurm_health.preflight.session.controller import Controller
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import phases
 from slurm_health.records.records import Disposition, JobOutcome, RunStarted, VerdictReached
-from slurm_health.system.processes import own_command
 
 RUN_ID = "r1"
 QUICK = phases(["quick"])
@@ -39,29 +38,13 @@ def started(nodes: Sequence[str]) -> RunStarted:
     )
 
 
-def run(
-    directory: Path, python: str, nodes: Sequence[str], *, limits: TimeLimits = LIMITS
-) -> VerdictReached:
+def run(directory: Path, python: str, nodes: Sequence[str]) -> VerdictReached:
     """Check these nodes; nothing that was started is left afterwards."""
-
-    def agent_command(launch: int, node: str | None) -> list[str]:
-        return list(
-            own_command(
-                "agent",
-                f"--directory={directory}",
-                f"--run-id={RUN_ID}",
-                f"--launch={launch}",
-                f"--python={python}",
-                "--poll-s=0.02",
-                "--silence-s=60",
-                f"--node={node}",
-            )
-        )
-
+    command = agent_command(directory, run_id=RUN_ID, nodes=len(nodes), python=python)
     master = Master(
         directory,
-        Controller(nodes, make_localizer, limits, QUICK),
-        LocalLauncher(agent_command, os.environ, nodes),
+        Controller(nodes, make_localizer, LIMITS, QUICK),
+        LocalLauncher(command, os.environ, nodes),
     )
     try:
         master.open(started(nodes))

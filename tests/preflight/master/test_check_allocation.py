@@ -9,8 +9,6 @@ import os
 import sys
 from pathlib import Path
 
-import pytest
-
 from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.records.records import RunStarted, VerdictReached
 from slurm_health.records.verdict import Level, NodeVerdict
@@ -19,6 +17,7 @@ from tests.lab.site_files import let_root_drain
 from tests.support.command_line import Done, slurm_health
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import Clock, run_started
+from tests.support.supervised import write_executable
 
 NODES = ["n1", "n2", "n3"]
 IN_JOB = {
@@ -44,7 +43,9 @@ class Shrinking:
     def __init__(self, directory: Path) -> None:
         self.slurm = FakeSlurm(directory / "slurm")
         self.slurm.run_job(12, NODES)
-        write_srun(directory, "exit 1")  # a check that has its verdict starts no agents
+        write_executable(
+            directory / "srun", "#!/bin/sh\nexit 1\n"
+        )  # a check that has its verdict starts no agents
         self.environ = self.slurm.environ() | let_root_drain(directory) | IN_JOB
         self.environ["PATH"] = f"{directory}:{self.environ['PATH']}"
         self.root = directory / "journal"
@@ -55,12 +56,6 @@ class Shrinking:
     def check(self, run_id: str) -> Done:
         spec = JobSpec(journal=str(self.root), python=sys.executable, nodes_wanted=2)
         return slurm_health("supervised-check", run_id, spec.encoded(), environ=self.environ)
-
-
-def write_srun(directory: Path, text: str) -> None:
-    srun = directory / "srun"
-    srun.write_text(f"#!/bin/sh\n{text}\n")
-    srun.chmod(0o755)
 
 
 def supervise(directory: Path) -> Done:
@@ -75,16 +70,6 @@ def supervise(directory: Path) -> Done:
         f"{directory}/script",
         environ=IN_JOB | {"PATH": f"{directory}:{os.environ['PATH']}"},
     )
-
-
-@pytest.mark.torch
-def test_without_srun_the_error_says_where_to_find_it(tmp_path: Path) -> None:
-    environ = IN_JOB | {"PATH": str(tmp_path)}
-
-    done = slurm_health("check", f"--journal={tmp_path}", environ=environ)
-
-    assert done.code == 4
-    assert "srun not found on PATH" in done.stderr
 
 
 def test_a_check_that_ended_unheard_answers_the_same_and_does_nothing_more(tmp_path: Path) -> None:
@@ -104,9 +89,9 @@ def test_a_check_that_ended_unheard_answers_the_same_and_does_nothing_more(tmp_p
 
 
 def test_a_batch_jobs_check_bears_one_name_however_often_it_is_started(tmp_path: Path) -> None:
-    write_srun(
-        tmp_path,
-        f"tr '\\0' ' ' </proc/$PPID/cmdline >>{tmp_path}/starts\n"
+    write_executable(
+        tmp_path / "srun",
+        f"#!/bin/sh\ntr '\\0' ' ' </proc/$PPID/cmdline >>{tmp_path}/starts\n"
         f"echo >>{tmp_path}/starts; kill -KILL $PPID",
     )
     (tmp_path / "script").write_text("#!/bin/sh\n")
@@ -124,7 +109,7 @@ def test_a_batch_jobs_check_bears_one_name_however_often_it_is_started(tmp_path:
 
 def test_the_script_of_a_job_that_slurm_has_ended_is_not_started(tmp_path: Path) -> None:
     """Slurm may tell the batch host of a cancelled job only seconds later."""
-    write_srun(tmp_path, f"cat {SRUN_SAYS} >&2; exit 1")
+    write_executable(tmp_path / "srun", f"#!/bin/sh\ncat {SRUN_SAYS} >&2; exit 1\n")
     (tmp_path / "script").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
 
     done = supervise(tmp_path)

@@ -11,45 +11,37 @@ import pytest
 from tests.support.command_line import slurm_health
 
 FAKE_WORKER = Path(__file__).parents[2] / "support" / "fake_worker.py"
-ONE_EACH, SHARED = "0,1,2,3", "0"
+NODES = [f"local{number}" for number in range(4)]
 
 
-def levels(directory: Path, *, devices: str, model: str) -> set[str]:
-    """Check four nodes that were told to behave by files in the directory."""
+@pytest.mark.parametrize(
+    ("devices", "model", "lagging", "slow"),
+    [
+        # The played products are far below this model's rate.
+        pytest.param("0,1,2,3", "NVIDIA H200", [], NODES, id="a device of its own"),
+        pytest.param("0", "NVIDIA H200", [], [], id="a device that others use"),
+        pytest.param("0,1,2,3", "another", ["local1"], ["local1"], id="one lags on its own"),
+        pytest.param("0", "another", ["local1"], [], id="one may have got less of it"),
+    ],
+)
+def test_only_a_device_of_ones_own_is_held_to_its_model_and_to_its_peers(
+    tmp_path: Path, devices: str, model: str, lagging: list[str], slow: list[str]
+) -> None:
+    for node in lagging:
+        (tmp_path / node).write_text("lagging")
     done = slurm_health(
         "check",
         "--local=4",
         "--check=quick",
         "--json",
-        f"--journal={directory / 'journal'}",
+        f"--journal={tmp_path / 'journal'}",
         f"--python={FAKE_WORKER}",
         environ={
             "CUDA_VISIBLE_DEVICES": devices,
-            "FAKE_WORKER_DIR": str(directory),
+            "FAKE_WORKER_DIR": str(tmp_path),
             "FAKE_WORKER_MODEL": model,
         },
     )
-    return {f"{node['node']} {node['level']}" for node in json.loads(done.stdout)["nodes"]}
 
-
-HEALTHY = {f"local{number} healthy" for number in range(4)}
-SLOW = {f"local{number} slow" for number in range(4)}
-
-
-@pytest.mark.parametrize(("devices", "expected"), [(ONE_EACH, SLOW), (SHARED, HEALTHY)])
-def test_only_a_device_of_ones_own_is_held_to_what_its_model_reaches(
-    tmp_path: Path, devices: str, expected: set[str]
-) -> None:
-    # The played products are far below this model's rate.
-    assert levels(tmp_path, devices=devices, model="NVIDIA H200") == expected
-
-
-@pytest.mark.parametrize(("devices", "level"), [(ONE_EACH, "slow"), (SHARED, "healthy")])
-def test_a_node_that_lags_on_a_shared_device_may_only_have_got_less_of_it(
-    tmp_path: Path, devices: str, level: str
-) -> None:
-    (tmp_path / "local1").write_text("lagging")
-
-    found = levels(tmp_path, devices=devices, model="a device nobody knows")
-
-    assert found == HEALTHY - {"local1 healthy"} | {f"local1 {level}"}
+    levels = {node["node"]: node["level"] for node in json.loads(done.stdout)["nodes"]}
+    assert levels == {node: "slow" if node in slow else "healthy" for node in NODES}

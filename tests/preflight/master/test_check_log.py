@@ -19,13 +19,6 @@ from slurm_health.records.verdict import Outcome
 from tests.support.rows import rows
 
 
-def reports(**took_s: float) -> dict[str, NodeReported]:
-    return {
-        node: NodeReported(round=1, node=node, outcome=Outcome.MEASURED, elapsed_ms=1000 * seconds)
-        for node, seconds in took_s.items()
-    }
-
-
 @rows
 def test_a_round_says_whether_nodes_are_measured_by_themselves_or_together(
     groups: list[list[str]], said: str, caplog: pytest.LogCaptureFixture
@@ -46,11 +39,9 @@ def test_a_round_says_whether_nodes_are_measured_by_themselves_or_together(
     assert caplog.messages == [said]
 
 
-def test_each_node_is_told_with_its_seconds_and_those_that_said_nothing() -> None:
-    assert end_text(reports(n2=2.21, n1=1.0), ["n3"]) == (
-        "elapsed n2 2.2 s, n1 1.0 s; no answer from n3"
-    )
-
-
-def test_a_report_that_came_after_the_end_of_its_round_does_not_count() -> None:
-    assert end_text(reports(n1=9.0), ["n1"]) == "no answer from n1"
+def test_the_end_of_a_round_names_who_took_how_long_and_who_was_not_in_time() -> None:
+    reports = {
+        node: NodeReported(round=1, node=node, outcome=Outcome.MEASURED, elapsed_ms=elapsed_ms)
+        for node, elapsed_ms in {"n2": 2210.0, "n1": 1000.0, "n3": 9000.0}.items()
+    }
+    assert end_text(reports, ["n3"]) == "elapsed n2 2.2 s, n1 1.0 s; no answer from n3"

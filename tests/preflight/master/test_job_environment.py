@@ -31,10 +31,6 @@ def test_what_the_file_exports_is_added_and_what_it_unsets_is_gone(tmp_path: Pat
     assert found == {**rest, "NCCL_SOCKET_IFNAME": "ib0"}
 
 
-def test_without_a_file_the_environment_is_as_it_was() -> None:
-    assert environ_after(None, BEFORE) is BEFORE
-
-
 def test_functions_that_were_exported_can_be_called_as_module_is(tmp_path: Path) -> None:
     module = {"BASH_FUNC_module%%": "() {  export LOADED=$2\n}"}
 

@@ -196,15 +196,6 @@ def test_thousands_of_agents_that_end_with_the_launch_of_three_are_lost_in_few_r
     assert {found[node].cause for node in killed} == {LossCause.ENDED}
 
 
-def test_two_launches_are_told_apart(srun: Srun) -> None:
-    launcher = srun.launcher("case $* in *--launch=1*) exit 1;; esac; exec sleep 100")
-    launcher.start(0, ["n1"])
-    launcher.start(1, ["n2"])
-
-    assert set(losses(launcher, ["n2"], launch=1)) == {"n2"}
-    assert launcher.poll() == []
-
-
 def test_an_srun_that_does_not_leave_is_ended_and_its_agents_are_named(
     srun: Srun, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -250,40 +241,30 @@ def local() -> Iterator[Start]:
         each.stop(0.0)
 
 
-def test_a_local_agent_is_told_its_node_and_its_share_of_the_machine(
+_NOTES_ITS_SHARE = """
+import os, sys
+names = ("SLURM_CPUS_ON_NODE", "SLURM_LAUNCH_NODE_IPADDR", "CUDA_VISIBLE_DEVICES")
+with open(f"{os.environ['NOTES']}/{sys.argv[2]}.{sys.argv[1]}", "w") as file:
+    file.write(" ".join(os.environ[name] for name in names))
+"""
+
+
+def test_a_local_agent_is_told_its_share_of_the_machine_and_keeps_it_when_started_again(
     local: Start, tmp_path: Path
 ) -> None:
-    launcher = local(
-        f"import os, sys; open('{tmp_path}/' + sys.argv[2], 'w').write("
-        "os.environ['SLURM_CPUS_ON_NODE'] + ' ' + os.environ['SLURM_LAUNCH_NODE_IPADDR'])"
-    )
-
-    launcher.start(0, ["n1", "n2"])
-    losses(launcher, NODES)
-
-    share = max(1, len(os.sched_getaffinity(0)) // 2)
-    assert {(tmp_path / node).read_text() for node in NODES} == {f"{share} 127.0.0.1"}
-
-
-def test_local_agents_have_different_devices_and_keep_them_when_started_again(
-    local: Start, tmp_path: Path
-) -> None:
-    devices = "CUDA_VISIBLE_DEVICES"
-    launcher = local(
-        "import os, sys; open(f'{tmp_path}/{sys.argv[2]}.{sys.argv[1]}', 'w').write("
-        f"os.environ['{devices}'])".replace("{tmp_path}", str(tmp_path)),
-        **{devices: "GPU-a,GPU-b,GPU-c,GPU-d,GPU-e"},
-    )
+    devices = {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,GPU-c,GPU-d,GPU-e"}
+    launcher = local(_NOTES_ITS_SHARE, NOTES=str(tmp_path), **devices)
 
     launcher.start(0, NODES)
     losses(launcher, NODES)
     launcher.start(1, ["n2"])
     losses(launcher, ["n2"], launch=1)
 
+    cpus = max(1, len(os.sched_getaffinity(0)) // 2)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
-        "n1.0": "GPU-a,GPU-b",
-        "n2.0": "GPU-c,GPU-d",
-        "n2.1": "GPU-c,GPU-d",
+        "n1.0": f"{cpus} 127.0.0.1 GPU-a,GPU-b",
+        "n2.0": f"{cpus} 127.0.0.1 GPU-c,GPU-d",
+        "n2.1": f"{cpus} 127.0.0.1 GPU-c,GPU-d",
     }
 
 
@@ -297,17 +278,6 @@ def test_a_local_agent_that_ends_is_lost_with_its_last_words(
 
     lost = losses(launcher, ["n1"])["n1"]
     assert (lost.cause, lost.reason) == (cause, reason)
-
-
-def test_local_agents_that_do_not_leave_are_ended(local: Start) -> None:
-    launcher = local(
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(100)"
-    )
-    launcher.start(0, NODES)
-
-    launcher.stop(0.0)
-
-    assert launcher.poll() == []
 
 
 _RINGS_WHEN_RUNG = """

@@ -21,7 +21,7 @@ from slurm_health.records.records import (
     RoundStarted,
     VerdictReached,
 )
-from slurm_health.records.verdict import Level, NodeVerdict
+from slurm_health.records.verdict import Level
 from slurm_health.system import journal
 from tests.support.check_main import run
 from tests.support.rows import rows
@@ -73,23 +73,8 @@ def levels(verdict: VerdictReached) -> dict[str, Level]:
     return {node.node: node.level for node in verdict.nodes}
 
 
-def all_but(node: str, level: Level) -> dict[str, Level]:
-    return {name: level if name == node else Level.HEALTHY for name in NODES}
-
-
-def judged(verdict: VerdictReached, node: str) -> NodeVerdict:
-    return next(each for each in verdict.nodes if each.node == node)
-
-
 def check(machine: Machine) -> VerdictReached:
     return run(machine.directory, FAKE_WORKER, NODES)
-
-
-def finish(process: subprocess.Popen[bytes]) -> dict[str, str]:
-    stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 0, stderr.decode()
-    answer: dict[str, str] = json.loads(stdout)
-    return answer
 
 
 @rows
@@ -100,8 +85,8 @@ def test_the_bad_node_is_named_and_its_partners_are_well(
 
     verdict = check(machine)
 
-    assert levels(verdict) == all_but("n3", level)
-    assert said in judged(verdict, "n3").reason
+    assert levels(verdict) == {**dict.fromkeys(NODES, Level.HEALTHY), "n3": level}
+    assert said in next(node.reason for node in verdict.nodes if node.node == "n3")
 
 
 def test_without_any_usable_interpreter_light_probes_measure_and_nobody_is_to_blame(
@@ -124,11 +109,13 @@ def test_an_agent_that_is_killed_in_a_round_is_started_again_and_named(machine: 
     machine.behave(n2="stuck")  # the round is not over before the agent is killed
     process = machine.start()
     eventually(lambda: machine.of_kind(RoundStarted), "the first round")
-    victim = next(pid for pid in descendants(process.pid) if _plays(pid, "n2"))
+    played = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(process.pid)}
+    victim = next(pid for pid, words in played.items() if b"\0--node=n2\0" in words)
     os.kill(victim, signal.SIGKILL)
 
-    found = finish(process)
-
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr.decode()
+    found = json.loads(stdout)
     (lost,) = machine.of_kind(AgentsLost)
     assert lost == AgentsLost(launch=0, nodes=["n2"], reason="its agent ended: killed by SIGKILL")
     assert AgentsLaunched(launch=1, nodes=["n2"]) in machine.records()
@@ -149,11 +136,3 @@ def test_a_second_master_of_the_same_run_is_refused(machine: Machine) -> None:
     journal.create(machine.directory, [journal.MASTER])
     with FileLock(machine.directory / "master.lock"), pytest.raises(JournalBusy):
         check(machine)
-
-
-def _plays(pid: int, node: str) -> bool:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return b"agent" in words and f"--node={node}".encode() in words

@@ -123,22 +123,14 @@ def failed(*nodes: str, accused: tuple[str, ...] = ()) -> Diagnosed:
     )
 
 
-def test_the_more_was_seen_of_a_node_the_more_it_is_suspected() -> None:
+def test_the_more_was_seen_of_a_node_the_more_it_is_suspected_until_it_is_healthy() -> None:
     bad = verdict(n1=Level.FAULTY, n2=Level.SLOW, n3=Level.INCONCLUSIVE, n4=Level.HEALTHY)
 
     prior = prior_of_findings([bad])
+    accused = prior_of_findings([failed("n2", "n3", accused=("n3",))])
 
     assert list(prior) == ["n1", "n2", "n3"]
     assert 0.5 > prior["n1"] > prior["n2"] > prior["n3"] > 0.02
-
-
-def test_a_node_on_which_a_rank_failed_is_suspected_until_a_check_finds_it_healthy() -> None:
+    assert accused["n3"] > accused["n2"]
     assert set(prior_of_findings([verdict(n2=Level.HEALTHY), failed("n2")])) == {"n2"}
     assert prior_of_findings([failed("n2"), verdict(n2=Level.HEALTHY)]) == {}
-    assert prior_of_findings([]) == {}
-
-
-def test_an_accused_node_is_suspected_more_than_one_where_it_only_showed() -> None:
-    prior = prior_of_findings([failed("n2", "n3", accused=("n3",))])
-
-    assert prior["n3"] > prior["n2"]

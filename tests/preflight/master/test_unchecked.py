@@ -106,13 +106,19 @@ def test_a_journal_that_fails_leaves_it_to_the_comment(
     note = "slurm-health: UNCHECKED: no torch; name an interpreter | own comment: mine"
     assert scene.slurm.job(job)["Comment"] == note
     assert scene.told == [(finished, "")]
+    scene.conclude(root=None, variables=variables)
+    assert scene.slurm.job(job)["Comment"] == note
 
 
-def test_outside_of_a_job_nothing_is_asked_of_slurm(scene: Scene) -> None:
-    for choice, disposition in (
-        (OnUnchecked.PROCEED, Disposition.PROCEED),
-        (OnUnchecked.STOP, Disposition.STOP),
-    ):
-        finished = scene.conclude(root=scene.root, choice=choice, variables={"SLURM_JOB_ID": ""})
-        assert finished.disposition is disposition
+@pytest.mark.parametrize("refused", ["--format=%k", "update"])
+def test_a_comment_that_cannot_be_read_or_set_ends_nothing(scene: Scene, refused: str) -> None:
+    scene.slurm.set(refuse={refused: "no"})
+    assert scene.conclude(root=None).disposition is Disposition.PROCEED
+    assert scene.slurm.job(12)["Comment"] == "mine"
+
+
+@pytest.mark.parametrize("choice", OnUnchecked)
+def test_outside_of_a_job_nothing_is_asked_of_slurm(scene: Scene, choice: OnUnchecked) -> None:
+    finished = scene.conclude(root=scene.root, choice=choice, variables={"SLURM_JOB_ID": ""})
+    assert finished.disposition.value == choice.value
     assert scene.slurm.calls() == []
