@@ -16,6 +16,7 @@ import pytest
 
 from slurm_health.node.doctor import slurm_conf
 from tests.support.sites import write_site
+from tests.support.supervised import eventually, write_executable
 
 ROOT = Path(__file__).parents[2]
 SHIMS = [
@@ -36,17 +37,11 @@ def install(
     for name, value in edits.items():
         text, count = re.subn(rf"^{name}=.*$", f"{name}={value}", text, flags=re.MULTILINE)
         assert count == 1
-    path = directory / Path(shim).name
-    path.write_text(text)
-    path.chmod(0o755)
-    return path
+    return write_executable(directory / Path(shim).name, text)
 
 
 def stub(directory: Path, text: str) -> str:
-    path = directory / "python"
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
+    return str(write_executable(directory / "python", f"#!/bin/sh\n{text}\n"))
 
 
 def run(shim: Path) -> subprocess.CompletedProcess[str]:
@@ -74,8 +69,7 @@ def test_a_proven_fault_fails_prolog_and_epilog_and_no_health_check(
 
 @pytest.mark.parametrize("shim", SHIMS)
 def test_slurms_commands_are_looked_for_where_the_shim_says(tmp_path: Path, shim: str) -> None:
-    (tmp_path / "scontrol").write_text("#!/bin/sh\necho mine >&2\n")
-    (tmp_path / "scontrol").chmod(0o755)
+    write_executable(tmp_path / "scontrol", "#!/bin/sh\necho mine >&2\n")
     python = stub(tmp_path, "scontrol")
     ran = run(install(tmp_path, shim, python=python, config=tmp_path, slurm=str(tmp_path)))
     assert ran.stderr == "mine\n"
@@ -151,17 +145,8 @@ def test_slurmds_signal_reaches_the_hook_and_its_children(tmp_path: Path) -> Non
     )
     shim = install(tmp_path, SHIMS[0], python=sys.executable, config=config, limit="600")
     hook = subprocess.Popen([ENV, "-i", str(shim)], start_new_session=True)
-    deadline = time.monotonic() + 30
-    while not (note.exists() and note.read_text().strip()) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(lambda: note.exists() and note.read_text().strip(), "the check")
     os.killpg(hook.pid, signal.SIGTERM)
     hook.wait(10)
     child = Path(f"/proc/{note.read_text().strip()}/cmdline")
-    while time.monotonic() < deadline:
-        try:
-            if b"sleep" not in child.read_bytes():
-                return
-        except OSError:
-            return
-        time.sleep(0.01)
-    raise AssertionError("what the check started lives on")
+    eventually(lambda: not child.exists() or not child.read_bytes(), "the end of what it started")
