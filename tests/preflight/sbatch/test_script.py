@@ -5,7 +5,6 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
 from difflib import unified_diff
 from pathlib import Path
 
@@ -90,39 +89,6 @@ def test_text_is_as_recorded(name: str, text: bytes, tmp_path: Path) -> None:
     pytest.fail("\n".join([*diff, "", "to accept it:", accept]), pytrace=False)
 
 
-@pytest.mark.parametrize(
-    ("script", "problem"),
-    [
-        (b"", "empty"),
-        (b" \n\n", "empty"),
-        (b"echo\n", "#!"),
-        (b"\n#!/bin/sh\n", "#!"),
-        (b"#!/bin/sh\n\0", "NUL"),
-        (b"#!/bin/sh\r\necho\r\n", "DOS"),
-        (b"#!/bin/sh", None),
-        (LATIN_1, None),
-        (b"#!/bin/sh\nprintf '\r'\n", None),
-    ],
-)
-def test_refusals_are_those_of_sbatch(script: bytes, problem: str | None) -> None:
-    said = batch_script.refusal(script)
-    assert said is None if problem is None else problem in (said or "")
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        (b"#SBATCH hetjob", True),
-        (b"#SBATCH  PackJob -N2", True),
-        (b"#SBATCH --job-name=hetjob", False),
-        (b"# hetjob", False),
-        (b"true\n#SBATCH hetjob", False),
-    ],
-)
-def test_components_are_seen_where_sbatch_sees_them(line: bytes, expected: bool) -> None:
-    assert batch_script.has_components(b"#!/bin/sh\n" + line + b"\nx\n") is expected
-
-
 # --- the text, run ---------------------------------------------------------------------------
 
 SHOWS_ITSELF = b"""#!/usr/bin/env bash
@@ -135,18 +101,11 @@ exit 23
 # d\xe9j\xe0 vu, and no newline at the end"""
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
-    yield bench
-    bench.clean_up()
-
-
-def submitted(bench: Bench, text: bytes, name: str = "slurm_script") -> Path:
+def submitted(bench: Bench, text: bytes) -> Path:
     """Write a batch script where slurmd would."""
     spool = bench.directory / "spool job00012"
     spool.mkdir(exist_ok=True)
-    path = spool / name
+    path = spool / "slurm_script"
     path.write_bytes(text)
     path.chmod(0o700)
     return path

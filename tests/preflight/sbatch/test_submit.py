@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -156,12 +155,32 @@ def test_missing_sbatch_is_named(desk: Desk) -> None:
         desk.submit("train.sh", PATH="/nowhere")
 
 
-@pytest.mark.parametrize("words", [["-N1", ":", "-N2", "train.sh"], ["het.sh"]])
-def test_heterogeneous_job_is_refused(desk: Desk, words: list[str]) -> None:
-    (desk.directory / "het.sh").write_bytes(b"#!/bin/sh\n#SBATCH -N1\n#SBATCH hetjob\n")
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["-N1", ":", "-N2", "train.sh"], b""),
+        (["het.sh"], b"#SBATCH hetjob"),
+        (["het.sh"], b"#SBATCH  PackJob -N2"),
+    ],
+)
+def test_heterogeneous_job_is_refused(desk: Desk, words: list[str], line: bytes) -> None:
+    (desk.directory / "het.sh").write_bytes(b"#!/bin/sh\n#SBATCH -N1\n" + line + b"\nx\n")
     with pytest.raises(UsageError, match="heterogeneous job"):
         desk.submit(*words)
     assert not desk.called
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        b"#!/bin/sh",
+        b"#!/bin/sh\nprintf '\r'\n",
+        b"#!/bin/sh\n#SBATCH --job-name=hetjob\n# hetjob\ntrue\n#SBATCH hetjob\n",
+    ],
+)
+def test_what_looks_like_a_script_that_sbatch_refuses_is_checked(desk: Desk, script: bytes) -> None:
+    assert desk.submit(stdin=script) == 0
+    assert inside(desk.text) == script
 
 
 def test_dry_run_prints_and_submits_nothing(
@@ -206,13 +225,6 @@ def test_a_script_that_no_temporary_directory_takes_is_an_error(desk: Desk) -> N
     )
 
 
-MAIN = """
-import os, sys
-from slurm_health.preflight.sbatch.submit import submit
-sys.exit(submit(sys.argv[1:], environ=os.environ, stdin=sys.stdin.buffer, python="/p", now_s=0))
-"""
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_ends_sbatch_and_leaves_no_file(
     desk: Desk, tmp_path: Path, number: signal.Signals
@@ -220,7 +232,7 @@ def test_signal_ends_sbatch_and_leaves_no_file(
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", MAIN, "--wait", "train.sh"],
+        [*COMMAND, "sbatch", "--wait", "train.sh"],
         env={**desk.environ, "TMPDIR": str(temporary)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
