@@ -18,6 +18,14 @@ from slurm_health.preflight.supervisor.supervisor import (
 )
 from slurm_health.records.decoding import from_json
 
+PATIENCE_S = {
+    "grace_s": 5.0,
+    "silence_s": 240.0,
+    "requeue_wait_s": 90.0,
+    "journal_wait_s": 10.0,
+    "monitor_after_s": 30.0,
+}
+
 
 def main() -> int:
     parser = argparse.ArgumentParser()
@@ -27,14 +35,11 @@ def main() -> int:
     parser.add_argument("--script-line", type=int, required=True)
     parser.add_argument("--script-name", required=True)
     parser.add_argument("--environ-fd", type=int)
-    parser.add_argument("--grace-s", type=float, default=5.0)
-    parser.add_argument("--silence-s", type=float, default=240.0)
-    parser.add_argument("--requeue-wait-s", type=float, default=90.0)
-    parser.add_argument("--journal-wait-s", type=float, default=10.0)
+    for name, default in PATIENCE_S.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=default)
     parser.add_argument("--max-restarts", type=int, default=0)
     parser.add_argument("--monitor", default="off")
     parser.add_argument("--flight-recorder", action="store_true")
-    parser.add_argument("--monitor-after-s", type=float, default=30.0)
     parser.add_argument("--unchecked-stops", action="store_true")
     parser.add_argument("--quiet", action="store_true")
     parser.add_argument("--limit-s", type=float, default=math.inf)
@@ -60,16 +65,8 @@ def main() -> int:
         quiet=options.quiet,
         limit_s=options.limit_s,
     )
-    return supervise(
-        told,
-        patience=SupervisorPatience(
-            grace_s=options.grace_s,
-            silence_s=options.silence_s,
-            requeue_wait_s=options.requeue_wait_s,
-            journal_wait_s=options.journal_wait_s,
-            monitor_after_s=options.monitor_after_s,
-        ),
-    )
+    patience = SupervisorPatience(**{name: getattr(options, name) for name in PATIENCE_S})
+    return supervise(told, patience=patience)
 
 
 if __name__ == "__main__":

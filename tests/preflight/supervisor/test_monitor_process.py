@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-from slurm_health.preflight.supervisor import monitor_process
-from tests.support.rows import rows
-from tests.support.supervised import Bench, eventually
+from tests.support.supervised import Bench, eventually, with_variable
 
 ONE_NODE = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1"}
 # A training in the batch script itself, until the file `end` is there.
@@ -28,18 +27,7 @@ while not os.path.exists("end"):
 wait $!
 exit 5
 """
-WAITS = "#!/bin/bash\nuntil [ -e end ]; do sleep 0.05; done\nexit 5\n"
 WATCH, AGENT = "slurm_health.training.monitor.watch", "slurm_health.training.monitor.agent"
-
-
-NEW = {
-    "TORCH_FR_BUFFER_SIZE": "2000",
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-    "TORCH_FR_DUMP_TEMP_FILE": "/journal/0/flight-rank-",
-    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/journal/0/flight-rank-",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-    "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/journal/0/flight-rank-",
-}
 
 
 def start(bench: Bench, script: str, mode: str = "report", after_s: str = "0") -> subprocess.Popen:  # type: ignore[type-arg]
@@ -54,23 +42,30 @@ def start(bench: Bench, script: str, mode: str = "report", after_s: str = "0") -
 def running(bench: Bench, module: str) -> list[int]:
     """Return the processes that run a module of ours for this test, by its temporary directory."""
     found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            ours = f"TMPDIR={bench.temporary}".encode() in (process / "environ").read_bytes()
-            if ours and module.encode() in (process / "cmdline").read_bytes():
-                found.append(int(process.name))
-        except OSError:
-            continue
+    for pid in with_variable("TMPDIR", str(bench.temporary)):
+        with contextlib.suppress(OSError):
+            if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
     return found
 
 
 def test_a_script_of_seconds_is_not_held_up(bench: Bench) -> None:
     (bench.directory / "end").touch()
-    code, _, said = bench.finish(start(bench, WAITS, after_s="600"))
+    waits = "#!/bin/bash\nuntil [ -e end ]; do sleep 0.05; done\nexit 5\n"
+    code, _, said = bench.finish(start(bench, waits, after_s="600"))
 
     assert code == 5
     assert running(bench, WATCH) == []
     assert b"monitor" not in said
+
+
+def test_off_starts_nothing(bench: Bench) -> None:
+    process = start(bench, TRAINS, mode="off")
+    eventually(lambda: running(bench, "heartbeat"), "the training")
+    assert running(bench, WATCH) == []
+    (bench.directory / "end").touch()
+
+    assert bench.finish(process)[0] == 5
 
 
 def test_a_script_whose_watch_is_killed_runs_on(bench: Bench) -> None:
@@ -122,34 +117,3 @@ def test_signals_for_the_script_do_not_end_its_monitor(bench: Bench) -> None:
 
     assert bench.finish(process)[0] == 5
     assert running(bench, AGENT) == []
-
-
-def test_off_starts_nothing(bench: Bench) -> None:
-    process = start(bench, TRAINS, mode="off")
-    eventually(lambda: running(bench, "heartbeat"), "the training")
-    assert running(bench, WATCH) == []
-    (bench.directory / "end").touch()
-
-    assert bench.finish(process)[0] == 5
-
-
-def test_every_name_that_torch_has_had_for_it_is_set() -> None:
-    assert monitor_process.flight_environ({"PATH": "/bin"}, "/journal/0") == NEW
-
-
-@rows
-def test_what_the_user_has_chosen_is_not_touched_under_either_name(
-    own: str, others: set[str]
-) -> None:
-    kept = monitor_process.flight_environ({own: ""}, "/journal/0")
-
-    assert kept.keys() == NEW.keys() - {own} - others
-
-
-@rows
-def test_a_torch_of_known_version_gets_the_names_that_it_knows(
-    torch: str, without: set[str]
-) -> None:
-    changed = monitor_process.flight_environ({}, "/journal/0", torch)
-
-    assert changed.keys() == NEW.keys() - without

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,33 +19,23 @@ echo "start $SLURM_HEALTH_RESTART_COUNT on $SLURM_JOB_NODELIST"
 [ "$SLURM_HEALTH_RESTART_COUNT" -ge 2 ] || exit 7
 """
 AGAIN = {"disposition": "proceed", "reason": "it was nobody's fault"}
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
-    run = tmp_path / "run"
-    run.mkdir()
-    bench.answer("proceed", directory=str(run))
-    yield bench
-    bench.clean_up()
-
-
-def slurm(bench: Bench) -> dict[str, str]:
-    nodes = {"SLURM_JOB_NODELIST": "n[1-3]", "SLURMD_NODENAME": "n1", "SLURM_NNODES": "3"}
-    return {**bench.environ(), **nodes}
+STOP = {"disposition": "stop", "reason": "a KeyError on all ranks"}
+ELSEWHERE = {"disposition": "requeue", "reason": "n2 is broken"}
 
 
 def test_a_script_that_fails_is_started_again_until_it_ends_well(bench: Bench) -> None:
+    run = bench.journal()
     bench.after_failure(AGAIN, {**AGAIN, "nodes": ["n1", "n3"]})
-    job = bench.supervised(FAILS_TWICE, options=["--max-restarts", "3"], environ=slurm(bench))
+    nodes = {"SLURM_JOB_NODELIST": "n[1-3]", "SLURMD_NODENAME": "n1", "SLURM_NNODES": "3"}
+    environ = {**bench.environ(), **nodes}
+    job = bench.supervised(FAILS_TWICE, options=["--max-restarts", "3"], environ=environ)
 
     code, out, err = bench.finish(job)
 
     assert code == 0, err
     assert out == b"start 0 on n[1-3]\nstart 1 on n[1-3]\nstart 2 on n[1,3]\n"
     assert b"starting train.sh again (restart 1 of 3): it was nobody's fault" in err
-    records = [entry.record for entry in journal.read_all(bench.directory / "run", "supervisor")]
+    records = [entry.record for entry in journal.read_all(run, "supervisor")]
     assert [(r.restart, r.nodes) for r in records if isinstance(r, ScriptStarted)] == [
         (0, []),
         (1, []),
@@ -59,33 +47,35 @@ def test_a_script_that_fails_is_started_again_until_it_ends_well(bench: Bench) -
     assert (told[0]["batch_node"], told[0]["max_restarts"]) == ("n1", 3)
 
 
-def test_restarts_that_are_used_up_leave_the_code_of_the_script(bench: Bench) -> None:
-    bench.after_failure(AGAIN)
-
-    code, _, err = bench.finish(bench.supervised(FAILS_TWICE, options=["--max-restarts", "1"]))
-
-    assert code == 7
-    assert b"train.sh is not started again: it has been once (--max-restarts)" in err
+THREE = ["--max-restarts", "3"]
+NOT_AGAIN = b"train.sh is not started again: "
 
 
-@pytest.mark.parametrize("answer", ["stop", "nothing"])
-def test_a_failure_that_is_not_to_be_repeated_ends_the_job_as_the_script_ended(
-    bench: Bench, answer: str
+@pytest.mark.parametrize(
+    ("end", "answer", "options", "code", "said"),
+    [
+        ("exit 7", AGAIN, ["--max-restarts", "1"], 7, NOT_AGAIN + b"it has been once (--max-"),
+        ("kill -ABRT $$", STOP, THREE, -signal.SIGABRT, NOT_AGAIN + b"a KeyError on all ranks"),
+        ("kill -ABRT $$", {}, THREE, -signal.SIGABRT, b"could not be decided"),
+        ("exit 7", ELSEWHERE, [*THREE, "--requeue-wait-s", "0.2"], 1, b"the job within 0.2 s"),
+    ],
+    ids=["restarts used up", "its own fault", "no answer", "moved elsewhere"],
+)
+def test_a_failure_that_is_not_to_be_repeated_ends_the_job(
+    bench: Bench, end: str, answer: dict[str, str], options: list[str], code: int, said: bytes
 ) -> None:
-    told = {"disposition": "stop", "reason": "a KeyError on all ranks"}
-    bench.after_failure(told if answer == "stop" else {})
-    job = bench.supervised("#!/bin/sh\nkill -ABRT $$\n", options=["--max-restarts", "3"])
+    bench.journal()
+    bench.after_failure(answer)
 
-    code, _, err = bench.finish(job)
+    ended, _, err = bench.finish(bench.supervised(f"#!/bin/sh\n{end}\n", options=options))
 
-    assert code == -signal.SIGABRT
+    assert ended == code
     assert len(bench.told_after_failure()) == 1
-    said = b"a KeyError on all ranks" if answer == "stop" else b"could not be decided"
-    assert b"train.sh is not started again: " in err
     assert said in err
 
 
 def test_a_script_that_was_told_to_end_is_not_started_again(bench: Bench) -> None:
+    bench.journal()
     bench.after_failure(AGAIN)
     text = (
         "#!/bin/bash\ntrap 'exit 9' TERM\necho ready >>$LOG\nwhile :; do read -rt 1 <> <(:); done\n"
@@ -101,6 +91,7 @@ def test_a_script_that_was_told_to_end_is_not_started_again(bench: Bench) -> Non
 
 
 def test_a_cancellation_while_it_is_decided_ends_the_job_at_once(bench: Bench) -> None:
+    bench.journal()
     after = bench.directory / "master-after"
     after.write_text("#!/bin/bash\necho deciding >>$LOG\nsleep 600\n")
     after.chmod(0o755)
@@ -112,16 +103,6 @@ def test_a_cancellation_while_it_is_decided_ends_the_job_at_once(bench: Bench) -
 
     assert code == -signal.SIGTERM
     assert b"SIGTERM ended the check, so the script is not started again" in err
-
-
-def test_a_job_that_is_moved_elsewhere_waits_for_its_end(bench: Bench) -> None:
-    bench.after_failure({"disposition": "requeue", "reason": "n2 is broken"})
-    options = ["--max-restarts", "1", "--requeue-wait-s", "0.2"]
-
-    code, _, err = bench.finish(bench.supervised("#!/bin/sh\nexit 7\n", options=options))
-
-    assert code == 1
-    assert b"Slurm has not requeued the job within 0.2 s" in err
 
 
 @rows

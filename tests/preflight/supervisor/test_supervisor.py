@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.rows import rows
@@ -44,41 +42,39 @@ def test_what_a_check_answers_or_does_not_decides_what_becomes_of_the_script(
     assert not case.log or bench.log.read_text() == case.log
 
 
-@pytest.mark.parametrize("rest", ["", "while :; do sleep 0.1; done"], ids=["after", "during"])
-def test_a_requeue_that_ends_the_job_is_no_news(bench: Bench, rest: str) -> None:
-    # As the check does: it says what it will ask Slurm for, and Slurm ends both, sooner or later.
-    line = json.dumps({"disposition": "requeue", "reason": "n3 is broken"})
-    bench.master(f"echo 'job will move' >&2\necho '{line}'\necho told >>$LOG\n{rest}\n")
-    process = bench.supervised("#!/bin/sh\necho ran\n", options=["--grace-s", "0.3"])
-    bench.wait_for("told")
-    process.send_signal(signal.SIGTERM)
-    assert bench.finish(process) == (-signal.SIGTERM, b"", b"job will move\n")
+class Ended(msgspec.Struct, forbid_unknown_fields=True):
+    """A check as a shell script, and what is said when SIGTERM comes; `pending` in a held job."""
+
+    says: list[str]
+    never: list[str] = []
+    master: str = MASTER_THAT_HANGS
+    environ: dict[str, str] = {}
+    pending: bool = False
 
 
-def test_a_requeue_by_a_check_that_died_over_it_is_no_news_to_the_next(bench: Bench) -> None:
-    line = json.dumps({"disposition": "requeue", "reason": "n3 is broken"})
-    bench.master(
-        f"echo start >>$LOG\n[ $(wc -l <$LOG) = 1 ] && echo '{line}' && kill -9 $$\n"
-        "echo again >>$LOG\nwhile :; do sleep 0.1; done\n"
+@rows
+def test_a_signal_that_ends_the_check_is_named_but_for_that_of_its_own_requeue(
+    bench: Bench, tmp_path: Path, case: Ended
+) -> None:
+    """A check says what it will ask Slurm for, and Slurm ends both, sooner or later."""
+    environ = {**bench.environ(), **case.environ}
+    if case.pending:
+        slurm = FakeSlurm(tmp_path / "slurm")
+        slurm.run_job(12, ["n1"], state="PENDING")
+        environ |= {**slurm.environ(), "SLURM_JOB_ID": "12"}
+    bench.master(case.master)
+    process = bench.supervised(
+        "#!/bin/sh\necho ran\n", options=["--grace-s", "0.3"], environ=environ
     )
-    process = bench.supervised("#!/bin/sh\necho ran\n", options=["--grace-s", "0.3"])
-    bench.wait_for("again")
-    process.send_signal(signal.SIGTERM)
+    bench.wait_for("ready")
+    os.kill(process.pid, signal.SIGTERM)
+
     code, out, err = bench.finish(process)
+
+    said = err.decode()
     assert (code, out) == (-signal.SIGTERM, b"")
-    assert b"killed by SIGKILL" in err
-    assert b"SIGTERM" not in err
-
-
-def test_a_requeue_that_was_refused_is_none_when_a_signal_ends_the_check(bench: Bench) -> None:
-    bench.master(
-        'echo \'{"disposition": "requeue"}\'\necho \'{"disposition": "stop"}\'\n'
-        "echo told >>$LOG\nwhile :; do sleep 0.1; done\n"
-    )
-    process = bench.supervised("#!/bin/sh\n", options=["--grace-s", "0.3"])
-    bench.wait_for("told")
-    process.send_signal(signal.SIGTERM)
-    assert b"SIGTERM ended the check" in bench.finish(process)[2]
+    assert [words for words in case.says if words not in said] == []
+    assert [words for words in case.never if words in said] == []
 
 
 def test_master_that_cannot_be_started_lets_the_script_run_loudly(bench: Bench) -> None:
@@ -86,42 +82,6 @@ def test_master_that_cannot_be_started_lets_the_script_run_loudly(bench: Bench) 
     code, out, err = bench.finish(bench.supervised("#!/bin/sh\necho ran\n"))
     assert (code, out) == (0, b"ran\n")
     assert b"UNCHECKED" in err
-
-
-def test_a_check_that_slurm_ends_with_its_job_says_what_becomes_of_that(
-    bench: Bench, tmp_path: Path
-) -> None:
-    slurm = FakeSlurm(tmp_path / "slurm")
-    slurm.run_job(12, ["n1"], state="PENDING")
-    bench.master(MASTER_THAT_HANGS)
-    environ = {**bench.environ(), **slurm.environ(), "SLURM_JOB_ID": "12"}
-    process = bench.supervised("#!/bin/sh\n", options=["--grace-s", "0.3"], environ=environ)
-    bench.wait_for("ready")
-    os.kill(process.pid, signal.SIGTERM)
-    said = b"the job was requeued during its check, so the script did not run\n"
-    assert said in bench.finish(process)[2]
-
-
-@pytest.mark.parametrize(
-    ("end_s", "said"),
-    [
-        (
-            "1",
-            b"the job's time limit ended the check, so the script did not run; ask for more time",
-        ),
-        ("9999999999", b"SIGTERM ended the check, so the script did not run\n"),
-        ("", b"SIGTERM ended the check, so the script did not run; if that was for the time limit"),
-    ],
-    ids=["over", "not over", "not told"],
-)
-def test_a_signal_that_ends_the_check_is_named(bench: Bench, end_s: str, said: bytes) -> None:
-    bench.master(MASTER_THAT_HANGS)
-    environ = {**bench.environ(), "SLURM_JOB_END_TIME": end_s}
-    options = ["--grace-s", "0.3"]
-    process = bench.supervised("#!/bin/sh\n", options=options, environ=environ)
-    bench.wait_for("ready")
-    os.kill(process.pid, signal.SIGTERM)
-    assert said in bench.finish(process)[2]
 
 
 def test_a_quiet_check_adds_nothing_to_what_the_script_writes(bench: Bench) -> None:
