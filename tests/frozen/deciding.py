@@ -32,30 +32,11 @@ from slurm_health.records.verdict import Level, LinkVerdict, NodeVerdict
 from slurm_health.training.diagnosis.failure import JobAtFailure, what_follows
 from slurm_health.training.framework import CheckNodes, LeaveNode
 
-_LEVELS = {
-    "h": Level.HEALTHY,
-    "s": Level.SLOW,
-    "f": Level.FAULTY,
-    "i": Level.INCONCLUSIVE,
-}
+_LEVELS = {level.value[0]: level for level in Level}
 # A letter for each node by its level; of slow ones the later are slower.
 SCENES = (
-    "hhhh",
-    "fhhh",
-    "hfhh",
-    "hhff",
-    "hfff",
-    "ffff",
-    "shhh",
-    "hhsh",
-    "hssh",
-    "hfsh",
-    "ihhh",
-    "hhhi",
-    "hiih",
-    "hfis",
-    "iiii",
-    "ssss",
+    *("hhhh", "fhhh", "hfhh", "hhff", "hfff", "ffff", "shhh", "hhsh", "hssh", "hfsh", "ihhh"),
+    *("hhhi", "hiih", "hfis", "iiii", "ssss"),
 )
 
 
@@ -164,11 +145,8 @@ LINKS: dict[str, tuple[tuple[str, str, Level, float], ...]] = {
     "n2-n3 and n3-n4 broken": (("n2", "n3", _BAD, 1.0), ("n3", "n4", _BAD, 1.0)),
     "n1-n2 and n3-n4 slow": (("n1", "n2", _SLOW, 1.3), ("n3", "n4", _SLOW, 1.9)),
     "all of n1 broken": tuple(("n1", other, _BAD, 1.0) for other in ("n2", "n3", "n4")),
-    "a circle": (
-        ("n1", "n2", _BAD, 1.0),
-        ("n2", "n3", _BAD, 1.0),
-        ("n3", "n4", _BAD, 1.0),
-        ("n1", "n4", _BAD, 1.0),
+    "a circle": tuple(
+        (f"n{one}", f"n{other}", _BAD, 1.0) for one, other in ((1, 2), (2, 3), (3, 4), (1, 4))
     ),
     "in doubt": (("n2", "n3", Level.INCONCLUSIVE, 1.7),),
 }
@@ -184,54 +162,33 @@ def paths() -> Iterator[tuple[str, object]]:
         yield key, {end.node: end.level.value for end in ends}
     for batch, one, other in product(("n1", "n2"), (0.1, 0.5), (0.1, 0.104, 0.3, 0.5)):
         pair = [
-            NodeVerdict(
-                node=node, level=Level.INCONCLUSIVE, probability=probability, component="network"
-            )
-            for node, probability in (("n1", one), ("n2", other))
+            structs.replace(node, probability=probability)
+            for node, probability in zip(verdict_of("ii").nodes, (one, other), strict=True)
         ]
         found = one_of_a_lone_pair(VerdictReached(nodes=pair), batch_node=batch)
         key = f"a pair at {one:g} and {other:g}, batch host {batch}"
         yield key, [end.node for end in found]
 
 
+_FAILED = Diagnosed(
+    cause="a-cause", description="it failed", attribution=Attribution.USER, sureness="likely"
+)
 _DIAGNOSED = {
     "no post-mortem": None,
-    **{
-        attribution.value: Diagnosed(
-            cause="a-cause", description="it failed", attribution=attribution, sureness="likely"
-        )
-        for attribution in Attribution
-    },
+    **{whose.value: structs.replace(_FAILED, attribution=whose) for whose in Attribution},
+    "node fault of n2": structs.replace(
+        _FAILED, attribution=Attribution.NODE, sureness="certain", nodes=["n2"], accused=["n2"]
+    ),
 }
-_DIAGNOSED["node fault of n2"] = Diagnosed(
-    cause="a-cause",
-    description="it failed",
-    attribution=Attribution.NODE,
-    sureness="certain",
-    nodes=["n2"],
-    accused=["n2"],
-)
 
 
 def _hang(cause: str, *nodes: str, located: bool = True) -> TrainingEvent:
     whose = Attribution.USER if cause == "mismatched-collective" else Attribution.UNDECIDED
-    found = Diagnosed(
-        cause=cause if located else "no-progress",
-        description="it hung",
-        attribution=whose,
-        sureness="likely",
-        nodes=list(nodes),
-        ranks=[0],
-    )
-    return TrainingEvent(
-        event=EventKind.HANG,
-        diagnosed=found,
-        nodes=list(nodes),
-        ranks=[0],
-        step=3,
-        stalled_s=60.0,
-        usual_s=20.0,
-    )
+    where = {"nodes": list(nodes), "ranks": [0]}
+    name = cause if located else "no-progress"
+    found = structs.replace(_FAILED, cause=name, attribution=whose, **where)
+    hang = TrainingEvent(event=EventKind.HANG, step=3, stalled_s=60.0, usual_s=20.0)
+    return structs.replace(hang, diagnosed=found, **where)
 
 
 _HANGS: dict[str, tuple[TrainingEvent | None, tuple[TrainingEvent, ...]]] = {
@@ -272,17 +229,9 @@ def after_failure() -> Iterator[tuple[str, object]]:
         checks = action.nodes if isinstance(action, CheckNodes) else ()
         at_fault = action.at_fault if isinstance(action, CheckNodes | LeaveNode) else ()
         last = action.last_choice if isinstance(action, CheckNodes) else ()
-        yield (
-            f"{why}, {known}, {hung}",
-            " ".join(
-                [
-                    action.kind,
-                    f"check {','.join(checks) or '-'}",
-                    f"at fault {','.join(each.node for each in at_fault) or '-'}",
-                    f"last {','.join(last) or '-'}",
-                ]
-            ),
-        )
+        text = f"{action.kind} check {','.join(checks) or '-'}"
+        text += f" at fault {','.join(verdict.node for verdict in at_fault) or '-'}"
+        yield f"{why}, {known}, {hung}", f"{text} last {','.join(last) or '-'}"
 
 
 def check_again() -> Iterator[tuple[str, object]]:

@@ -49,22 +49,13 @@ def entries() -> Iterator[tuple[str, object]]:
     yield from _notes()
 
 
-def _accusation(level: Level) -> accusations.Accusation:
-    return accusations.Accusation(
-        node="n1",
-        job=12,
-        component="network",
-        reason="x",
-        level=level,
-    )
-
-
 def _accusations() -> Iterator[tuple[str, object]]:
-    for letters in product("fsh", repeat=3):
-        levels = [
-            {"f": Level.FAULTY, "s": Level.SLOW, "h": Level.HEALTHY}[each] for each in letters
+    for levels in product((Level.FAULTY, Level.SLOW, Level.HEALTHY), repeat=3):
+        said = [
+            accusations.Accusation(node="n1", job=12, component="network", reason="x", level=level)
+            for level in levels
         ]
-        counts = accusations.effective([_accusation(level) for level in levels])
+        counts = accusations.effective(said)
         key = f"accused: of {', '.join(each.value for each in levels)} counts"
         yield key, None if counts is None else counts.level.value
 
@@ -105,16 +96,10 @@ def _breaker() -> Iterator[tuple[str, object]]:
         below = {f"leaf{each}": names[4 * each : 4 * each + 4] for each in range(nodes // 4)}
         ledger, said = breaker.DrainLedger(), ""
         for number, node in enumerate(names[:8]):
-            wanted = breaker.DrainEntry(
-                node=node,
-                time_s=NOW_S + gap_s * number,
-                partitions=("all",),
-                job=100 + number,
-                uid=1000 + number % owners,
-            )
+            time_s, uid = NOW_S + gap_s * number, 1000 + number % owners
             result = breaker.reserve(
                 ledger,
-                wanted,
+                _drain(number, time_s, 100 + number, uid),
                 limits=Breaker(directory="/x"),
                 members={"all": names},
                 ours={},
@@ -135,20 +120,19 @@ def _breaker_for_owners() -> Iterator[tuple[str, object]]:
         most = 0
         for before in range(6):
             entries_before = tuple(
-                breaker.DrainEntry(
-                    node=f"n{each}",
-                    time_s=NOW_S - age_s,
-                    job=7 if of_job else 100 + each,
-                    uid=1000,
-                )
+                _drain(each, NOW_S - age_s, job=7 if of_job else 100 + each)
                 for each in range(before)
             )
-            wanted = breaker.DrainEntry(node="n99", time_s=NOW_S, job=7, uid=1000)
-            if not breaker.refusal(breaker.DrainLedger(entries=entries_before), wanted):
+            ledger = breaker.DrainLedger(entries=entries_before)
+            if not breaker.refusal(ledger, _drain(99, NOW_S, job=7)):
                 most = before + 1
         who = "one job" if of_job else "one user"
-        key = f"breaker: most for {who} with others {age_s:g} s ago, window 3600 s"
-        yield key, most
+        yield f"breaker: most for {who} with others {age_s:g} s ago, window 3600 s", most
+
+
+def _drain(node: int, time_s: float, job: int, uid: int = 1000) -> breaker.DrainEntry:
+    where = ("all",)
+    return breaker.DrainEntry(node=f"n{node}", time_s=time_s, job=job, uid=uid, partitions=where)
 
 
 _STEPS: tuple[StepName, ...] = ("reset", "reboot", "administrator")
@@ -201,21 +185,17 @@ def _repair() -> Iterator[tuple[str, object]]:
 
 def _gate() -> Iterator[tuple[str, object]]:
     """Yield whether a node returns to service after one test or two, by how they ended and when."""
-    settings = Repair(test=("x",))
+    test = repair.RepairStep.TEST
     for first, second, age_h in product(repair.Outcome, (None, *repair.Outcome), (0.1, 1.0)):
-        attempts = [_attempt(repair.RepairStep.TEST, first, age_h + 2, "this drain")]
+        attempts = [_attempt(test, first, age_h + 2, "x")]
         if second is not None:
-            attempts.append(_attempt(repair.RepairStep.TEST, second, age_h, "this drain"))
+            attempts.append(_attempt(test, second, age_h, "x"))
+        settings = Repair(test=("x",))
         chosen = repair.next_step(
-            repair.RepairStep.TEST,
-            attempts,
-            node="n1",
-            drain="this drain",
-            settings=settings,
-            now_s=NOW_S,
+            test, attempts, node="n1", drain="x", settings=settings, now_s=NOW_S
         )
         state = {
-            repair.RepairStep.TEST: "test needed",
+            test: "test needed",
             repair.RepairStep.ADMINISTRATOR: "test failed",
             None: "open" if chosen.is_open else "testing",
         }[chosen.step]

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 from slurm_health.preflight.localize.localizer import Localizer, LocalizeSettings
 from slurm_health.preflight.localize.settings import DeviceKind, settings_from
@@ -13,16 +14,14 @@ from slurm_health.preflight.localize.simulate import Faults, SimulatedCluster, W
 from slurm_health.records.nodeset import fold
 from slurm_health.records.verdict import Level, Round, Verdict
 
-FaultsOf = Callable[[Sequence[str], random.Random], Faults]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
     """One kind of cluster; each seed is a cluster of its own."""
 
-    name: str
     nodes: int
-    faults: FaultsOf
+    what: str  # is bad, as `faults_of` reads it
+    where: str = ""
     seeds: int = 2
     weather: Weather = field(default_factory=Weather)
     settings: LocalizeSettings = field(default_factory=LocalizeSettings)
@@ -31,66 +30,36 @@ class Scene:
     devices: int = 1
 
 
-def nobody(_nodes: Sequence[str], _rng: random.Random) -> Faults:
-    """Leave everything well."""
+def faults_of(scene: Scene, nodes: Sequence[str], rng: random.Random) -> Faults:
+    """Return the faults that words such as `1 at 1.3x, noise` give to random nodes."""
+    *_, last = words = scene.what.partition(", ")[0].split()
+    factor = float(last[:-1]) if last.endswith("x") else 0.0
+    leaves = sorted({leaf_of(node) for node in nodes})
+    match words:
+        case [count, "dead" | "flaky"]:
+            probability = 1.0 if last == "dead" else 0.6
+            return Faults(failing=dict.fromkeys(rng.sample(nodes, int(count)), probability))
+        case [count, "silent"]:
+            return Faults(silent=frozenset(rng.sample(nodes, int(count))))
+        case [count, "at", _]:
+            bad = rng.sample(nodes, len(nodes) if count == "all" else int(count))
+            slow = dict.fromkeys(bad, factor)
+            return Faults(compute=slow) if scene.devices > 1 else Faults(network=slow)
+        case [count, "computes", "at", _]:
+            return Faults(compute=dict.fromkeys(rng.sample(nodes, int(count)), factor))
+        case ["1", "dead", "and", "1", "at", _]:
+            dead, alive = rng.sample(nodes, 2)
+            return Faults(failing={dead: 1.0}, network={alive: factor})
+        case ["a", "link", "at", _]:
+            return Faults(paths={frozenset(rng.sample(nodes, 2)): factor})
+        case ["path", _]:
+            return Faults(paths={frozenset(rng.sample(leaves, 2)): factor})
+        case ["uplink", of_leaf, *node]:
+            leaf = rng.choice(leaves)
+            others = [node for node in nodes if leaf_of(node) != leaf]
+            network = {rng.choice(others): factor} if node else {}
+            return Faults(leaves={leaf: float(of_leaf[:-1])}, network=network)
     return Faults()
-
-
-def failing(count: int, probability: float = 1.0) -> FaultsOf:
-    """Let random nodes fail."""
-    return lambda nodes, rng: Faults(failing=dict.fromkeys(rng.sample(nodes, count), probability))
-
-
-def silent(count: int) -> FaultsOf:
-    """Let random nodes not answer at all."""
-    return lambda nodes, rng: Faults(silent=frozenset(rng.sample(nodes, count)))
-
-
-def slow(count: int, factor: float) -> FaultsOf:
-    """Let the network of random nodes be slow."""
-    return lambda nodes, rng: Faults(network=dict.fromkeys(rng.sample(nodes, count), factor))
-
-
-def slow_compute(count: int, factor: float) -> FaultsOf:
-    """Let a device of random nodes be slow."""
-    return lambda nodes, rng: Faults(compute=dict.fromkeys(rng.sample(nodes, count), factor))
-
-
-def dead_and_slow(factor: float) -> FaultsOf:
-    """Let one node fail, another be slow."""
-
-    def faults(nodes: Sequence[str], rng: random.Random) -> Faults:
-        dead, slow_node = rng.sample(nodes, 2)
-        return Faults(failing={dead: 1.0}, network={slow_node: factor})
-
-    return faults
-
-
-def slow_link(factor: float) -> FaultsOf:
-    """Let the path between two random nodes be slow."""
-    return lambda nodes, rng: Faults(paths={frozenset(rng.sample(nodes, 2)): factor})
-
-
-def slow_leaf(factor: float, node_factor: float = 1.0) -> FaultsOf:
-    """Let the uplink of a random leaf be slow, and perhaps a node below another one."""
-
-    def faults(nodes: Sequence[str], rng: random.Random) -> Faults:
-        bad = rng.choice(sorted({leaf_of(node) for node in nodes}))
-        others = [node for node in nodes if leaf_of(node) != bad]
-        network = {rng.choice(others): node_factor} if node_factor > 1 else {}
-        return Faults(leaves={bad: factor}, network=network)
-
-    return faults
-
-
-def slow_path(factor: float) -> FaultsOf:
-    """Let the connection between two random leaves be slow."""
-
-    def faults(nodes: Sequence[str], rng: random.Random) -> Faults:
-        ends = rng.sample(sorted({leaf_of(node) for node in nodes}), 2)
-        return Faults(paths={frozenset(ends): factor})
-
-    return faults
 
 
 def leaf_of(node: str) -> str:
@@ -98,115 +67,77 @@ def leaf_of(node: str) -> str:
     return node.partition("-")[0]
 
 
-NOISY = replace(Weather(), noise=0.05)
-ROUGH = replace(Weather(), noise=0.03, heavy_tails=True, congestion=0.1)
+NOISY = Weather(noise=0.05)
+ROUGH = Weather(noise=0.03, heavy_tails=True, congestion=0.1)
+HICCUPS = Weather(hiccups=0.05)
 SHARED = Weather(
     noise=0.1, spread=0.05, device_spread=0.05, spikes=0.05, heavy_tails=True, drift=0.1
 )
 BUSY = Weather(noise=0.3, spread=0.15, device_spread=0.15, spikes=0.05, heavy_tails=True, drift=0.6)
 CPU = settings_from({}, kind=DeviceKind.CPU)
 FINE = LocalizeSettings(network_floor=0.05, compute_floor=0.05)
+# Of clusters of every size.
+EVERYWHERE = (
+    *("healthy", "healthy, noise", "1 dead", "1 silent", "1 at 1.2x", "1 at 2x, noise"),
+    *("1 computes at 1.3x", "1 flaky"),
+)
 
 
 def of_nodes() -> Iterator[Scene]:
     """Yield clusters with bad nodes and links, and no fabric to speak of."""
-    for nodes, seeds in ((2, 2), (3, 2), (4, 3), (5, 2), (8, 2), (16, 1), (64, 1)):
-        yield Scene(name="healthy", nodes=nodes, faults=nobody, seeds=seeds)
-        yield Scene(name="healthy, noise", nodes=nodes, faults=nobody, seeds=seeds, weather=NOISY)
-        for name, faults in (
-            ("1 dead", failing(1)),
-            ("1 silent", silent(1)),
-            ("1 at 1.2x", slow(1, 1.2)),
-            ("1 at 2x, noise", slow(1, 2.0)),
-            ("1 computes at 1.3x", slow_compute(1, 1.3)),
-            ("1 flaky", failing(1, 0.6)),
-        ):
-            weather = NOISY if "noise" in name else Weather()
-            yield Scene(name=name, nodes=nodes, faults=faults, seeds=seeds, weather=weather)
-    hiccups = replace(Weather(), hiccups=0.05)
-    yield Scene(name="2 dead", nodes=4, faults=failing(2), seeds=3)
-    yield Scene(name="3 dead", nodes=4, faults=failing(3))
-    yield Scene(name="3 dead", nodes=8, faults=failing(3))
-    yield Scene(name="26 dead", nodes=64, faults=failing(26), seeds=1)
-    yield Scene(name="2 at 1.5x", nodes=4, faults=slow(2, 1.5), seeds=3)
-    yield Scene(name="3 at 1.5x", nodes=4, faults=slow(3, 1.5))
-    yield Scene(name="all at 1.5x", nodes=4, faults=slow(4, 1.5))
-    yield Scene(name="3 at 1.3x", nodes=16, faults=slow(3, 1.3))
-    yield Scene(name="6 at 1.1x, low floors", nodes=64, faults=slow(6, 1.1), seeds=1, settings=FINE)
-    yield Scene(name="1 at 1.1x", nodes=8, faults=slow(1, 1.1), seeds=3)
-    yield Scene(name="1 computes at 1.15x", nodes=8, faults=slow_compute(1, 1.15), seeds=3)
-    yield Scene(name="1 dead and 1 at 1.5x", nodes=8, faults=dead_and_slow(1.5))
-    yield Scene(name="hiccups", nodes=8, faults=nobody, seeds=3, weather=hiccups)
-    yield Scene(name="1 dead, hiccups", nodes=8, faults=failing(1), seeds=3, weather=hiccups)
-    yield Scene(name="a link at 2x", nodes=4, faults=slow_link(2.0))
-    yield Scene(name="a link at 2x", nodes=8, faults=slow_link(2.0))
-    patient = LocalizeSettings(min_rounds=4)
-    yield Scene(name="a link at 2x, 4 rounds", nodes=5, faults=slow_link(2.0), settings=patient)
+    sizes = ((2, 2), (3, 2), (4, 3), (5, 2), (8, 2), (16, 1), (64, 1))
+    for (nodes, seeds), what in product(sizes, EVERYWHERE):
+        weather = NOISY if "noise" in what else Weather()
+        yield Scene(what=what, nodes=nodes, seeds=seeds, weather=weather)
+    yield Scene(what="2 dead", nodes=4, seeds=3)
+    yield Scene(what="3 dead", nodes=4)
+    yield Scene(what="3 dead", nodes=8)
+    yield Scene(what="26 dead", nodes=64, seeds=1)
+    yield Scene(what="2 at 1.5x", nodes=4, seeds=3)
+    yield Scene(what="3 at 1.5x", nodes=4)
+    yield Scene(what="all at 1.5x", nodes=4)
+    yield Scene(what="3 at 1.3x", nodes=16)
+    yield Scene(what="6 at 1.1x, low floors", nodes=64, seeds=1, settings=FINE)
+    yield Scene(what="1 at 1.1x", nodes=8, seeds=3)
+    yield Scene(what="1 computes at 1.15x", nodes=8, seeds=3)
+    yield Scene(what="1 dead and 1 at 1.5x", nodes=8)
+    yield Scene(what="hiccups", nodes=8, seeds=3, weather=HICCUPS)
+    yield Scene(what="1 dead, hiccups", nodes=8, seeds=3, weather=HICCUPS)
+    yield Scene(what="a link at 2x", nodes=4)
+    yield Scene(what="a link at 2x", nodes=8)
+    yield Scene(what="a link at 2x, 4 rounds", nodes=5, settings=LocalizeSettings(min_rounds=4))
 
 
 def of_devices() -> Iterator[Scene]:
     """Yield clusters of nodes with eight devices, whose healthy ones differ more or less."""
-    for nodes, seeds in ((2, 1), (16, 1)):
-        for spread in (0.015, 0.03, 0.08):
-            for name, faults in (("healthy", nobody), ("1 at 1.25x", slow_compute(1, 1.25))):
-                yield Scene(
-                    name=f"8 devices {spread:.1%} apart, {name}",
-                    nodes=nodes,
-                    faults=faults,
-                    seeds=seeds,
-                    devices=8,
-                    weather=replace(Weather(), noise=0.01, device_spread=spread),
-                )
+    whats = ("healthy", "1 at 1.25x")
+    for nodes, spread, what in product((2, 16), (0.015, 0.03, 0.08), whats):
+        weather = Weather(noise=0.01, device_spread=spread)
+        where = f"8 devices {spread:.1%} apart, "
+        yield Scene(where=where, what=what, nodes=nodes, seeds=1, devices=8, weather=weather)
 
 
 def of_fabrics() -> Iterator[Scene]:
     """Yield clusters on leaf switches, which the run knows of or not."""
-    cases: list[tuple[str, FaultsOf, Weather]] = [
-        ("healthy", nobody, Weather()),
-        ("healthy, rough", nobody, ROUGH),
-        ("uplink 1.3x", slow_leaf(1.3), Weather()),
-        ("uplink 1.3x and a node 1.5x", slow_leaf(1.3, 1.5), Weather()),
-        ("path 1.5x", slow_path(1.5), Weather()),
-    ]
-    for known in (True, False):
-        for name, faults, weather in cases:
+    small = ("healthy", "healthy, rough", "uplink 1.3x", "uplink 1.3x and a node 1.5x", "path 1.5x")
+    for (size, whats), known in product(((4, small), (8, ("uplink 1.3x",))), (True, False)):
+        for what in whats:
             yield Scene(
-                name=f"leaves of 4{'' if known else ', not known'}: {name}",
-                nodes=16,
-                faults=faults,
+                where=f"leaves of {size}{'' if known else ', not known'}: ",
+                what=what,
+                nodes=size**2,
                 seeds=1,
-                weather=weather,
-                leaf_size=4,
+                weather=ROUGH if "rough" in what else Weather(),
+                leaf_size=size,
                 leaves_known=known,
             )
-    for known in (True, False):
-        yield Scene(
-            name=f"leaves of 8{'' if known else ', not known'}: uplink 1.3x",
-            nodes=64,
-            faults=slow_leaf(1.3),
-            seeds=1,
-            leaf_size=8,
-            leaves_known=known,
-        )
 
 
 def of_cpus() -> Iterator[Scene]:
     """Yield nodes without accelerators, on machines with other work."""
-    for where, weather in (("shared", SHARED), ("overloaded", BUSY)):
-        for name, faults in (
-            ("healthy", nobody),
-            ("1 dead", failing(1)),
-            ("1 at 10x", slow(1, 10.0)),
-            ("1 computes at 5x", slow_compute(1, 5.0)),
-        ):
-            yield Scene(
-                name=f"{where} CPUs, {name}",
-                nodes=5,
-                faults=faults,
-                seeds=2,
-                weather=weather,
-                settings=CPU,
-            )
+    bad = ("healthy", "1 dead", "1 at 10x", "1 computes at 5x")
+    for (where, weather), what in product((("shared", SHARED), ("overloaded", BUSY)), bad):
+        yield Scene(where=f"{where} CPUs, ", what=what, nodes=5, weather=weather, settings=CPU)
 
 
 def concluded(scenes: Iterable[Scene]) -> Iterator[tuple[str, object]]:
@@ -215,7 +146,7 @@ def concluded(scenes: Iterable[Scene]) -> Iterator[tuple[str, object]]:
         for seed in range(scene.seeds):
             faults, verdict, rounds = _played(scene, seed)
             yield (
-                f"{scene.nodes} nodes, {scene.name}, seed {seed}",
+                f"{scene.nodes} nodes, {scene.where}{scene.what}, seed {seed}",
                 {"bad": _bad(faults), **_concluded(verdict), "rounds": len(rounds)},
             )
 
@@ -223,7 +154,7 @@ def concluded(scenes: Iterable[Scene]) -> Iterator[tuple[str, object]]:
 def _played(scene: Scene, seed: int) -> tuple[Faults, Verdict, list[Round]]:
     size = scene.leaf_size or scene.nodes
     nodes = [f"leaf{number // size}-n{number}" for number in range(scene.nodes)]
-    faults = scene.faults(nodes, random.Random(f"faults {seed}"))
+    faults = faults_of(scene, nodes, random.Random(f"faults {seed}"))
     topology: dict[str, list[str]] = {}
     for node in nodes:
         topology.setdefault(leaf_of(node), []).append(node)

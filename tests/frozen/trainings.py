@@ -53,10 +53,7 @@ NODES = ("n1", "n2")
 # Long after the last step: recordings are made with less patience than the monitor has.
 _STALLED_S = 600.0
 _LATER_S = 100 * 365 * 86400.0
-_OBSERVED = {
-    "failure": observe_failure,
-    "pace": observe_pace,
-}
+_OBSERVED = {"failure": observe_failure, "pace": observe_pace}
 _KINDS: dict[str, type[msgspec.Struct]] = {
     kind.__name__: kind
     for kind in (
