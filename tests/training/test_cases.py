@@ -19,6 +19,7 @@ from slurm_health.records.errors import UsageError
 from slurm_health.training.monitor.explain import explain
 
 CASES = Path(__file__).parents[1] / "data/cases"
+NODES = ("n1", "n2", "n3", "n4")
 
 
 class Truth(msgspec.Struct, forbid_unknown_fields=True):
@@ -48,7 +49,35 @@ def test_a_reported_failure_is_explained_by_its_truth(case: str) -> None:
     assert found.action not in truth.never, found
 
 
-# What srun --kill-on-bad-exit=1 left of the output of a script whose rank 1 on n2 raised.
+# A situation of a kind that public threads report is in words of our own: what the files of a job
+# of n1 to n4 hold; the cause, whose it is, the nodes at fault, and what would follow.
+
+
+class Right(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    cause: str
+    blame: str
+    action: str
+    accused: list[str] = []
+
+
+class Situation(msgspec.Struct, forbid_unknown_fields=True):
+    right: Right
+    files: list[str]
+
+
+ROWS = {
+    f"{path.stem}: {name}": situation
+    for path in sorted((CASES.parent / "situations").glob("*.toml"))
+    for name, situation in msgspec.toml.decode(path.read_bytes(), type=dict[str, Situation]).items()
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_situation_of_a_known_kind_is_explained(tmp_path: Path, name: str) -> None:
+    for number, text in enumerate(ROWS[name].files):
+        (tmp_path / f"file{number}").write_text(text)
+    _, found = explain([tmp_path], nodes=NODES)
+    assert Right(found.cause, found.blame, found.action, found.accused) == ROWS[name].right, found
 
 
 TRACEBACK = (
@@ -68,9 +97,9 @@ def kernel_of(directory: Path, node: str, *numbers: int) -> None:
 def test_of_nodes_that_report_alike_none_counts_beside_another_one(tmp_path: Path) -> None:
     for node in ("n1", "n2", "n3"):
         kernel_of(tmp_path, node, 155)
-    domain = explain([tmp_path], nodes=("n1", "n2", "n3", "n4"))[1]
+    domain = explain([tmp_path], nodes=NODES)[1]
     kernel_of(tmp_path, "n4", 79)
-    one = explain([tmp_path], nodes=("n1", "n2", "n3", "n4"))[1]
+    one = explain([tmp_path], nodes=NODES)[1]
 
     assert (domain.cause, domain.blame, domain.accused) == ("gpu-broken", "undecided", [])
     assert "n[1-3] report such errors alike" in domain.says
@@ -109,15 +138,12 @@ def test_a_file_that_is_no_text_is_named_and_passed_over_in_a_directory(tmp_path
     assert explain([tmp_path])[1].cause == "program-error"
     with pytest.raises(UsageError, match="is no text"):
         explain([tmp_path / "core"])
-    with pytest.raises(UsageError, match="cannot be read"):
-        explain([tmp_path / "pipe"])
-
-
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for name in ("pipe", "missing.txt"):
+        with pytest.raises(UsageError, match="cannot be read"):
+            explain([tmp_path / name])
+    (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="nothing to read"):
-        explain([tmp_path])
-    with pytest.raises(UsageError, match="cannot be read"):
-        explain([tmp_path / "missing.txt"])
+        explain([tmp_path / "empty"])
 
 
 def test_an_exit_code_that_nobody_gave_is_not_told(tmp_path: Path) -> None:

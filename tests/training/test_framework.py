@@ -8,6 +8,7 @@ import re
 import runpy
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,15 +25,15 @@ from slurm_health.training.framework import (
     Inference,
     InferenceChain,
     InferenceOperator,
-    LeaveNode,
     NoAction,
     Sureness,
     Walk,
 )
-from slurm_health.training.monitor import post_mortem, registry
+from slurm_health.training.monitor import post_mortem
 from slurm_health.training.monitor.collector import EndedJob
 from slurm_health.training.monitor.containment import Allowance
 from slurm_health.training.monitor.registry import registered
+from tests.support.rows import rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "plugins.md"
 EXAMPLE = re.compile(r"<!-- example: run by .*? -->\n```python\n(.*?)```", re.S)
@@ -67,11 +68,6 @@ class Endless(InferenceOperator):
         return [named(inferences[0].name + end) for end in "ab"]
 
 
-class Raises(Endless):
-    def infer(self, _: list[Inference]) -> list[Inference]:
-        raise RuntimeError("no crystal ball")
-
-
 def named(
     name: str,
     sureness: Sureness = Sureness.POSSIBLE,
@@ -102,13 +98,6 @@ def test_operators_that_lead_on_for_ever_or_in_a_circle_come_to_an_end() -> None
     assert circle.conclusion == named("b")
 
 
-def test_an_operator_that_raises_is_named_and_leads_nowhere() -> None:
-    steps = walk(Raises(DataManager()), Leads("a", named("b")))
-
-    assert steps.failed == {"Raises": "RuntimeError: no crystal ball"}
-    assert steps.conclusion == named("b")
-
-
 def test_inferences_in_words_of_a_site_are_told_apart_by_them() -> None:
     hang = Inference("training", "is", "hang")
     of_a_host = Inference("training", "is", "hang of a host")
@@ -136,11 +125,6 @@ def test_a_diagnosis_that_fails_is_no_action_and_says_why() -> None:
     assert Broken().diagnose() == NoAction(failed="OSError: no sensor")
     assert Calm().diagnose() == NoAction()
     assert Diagnostician().diagnose() == EventAction(reason="unknown")
-
-
-def test_no_node_is_left_without_evidence_against_it() -> None:
-    with pytest.raises(ValueError, match="needs nodes, and evidence"):
-        LeaveNode(nodes=("n1",))
 
 
 # --- what a site adds -------------------------------------------------------------------------
@@ -230,96 +214,61 @@ class Some({base}):
     {method}
         {does}
 """
-COLLECTS = ("collectors", "DataCollector", "def collect_data(self):")
-INFERS = (
-    "operators",
-    "InferenceOperator",
-    "def is_compatible(self, inference): return True\n    def infer(self, inferences):",
-)
-RESOLVES = ("diagnosticians", "Diagnostician", "def resolve(self, problem, **kwargs):")
+# By group: the class to derive from, and the method that does it.
+METHODS = {
+    "collectors": ("DataCollector", "def collect_data(self):"),
+    "operators": (
+        "InferenceOperator",
+        "def is_compatible(self, inference): return True\n    def infer(self, inferences):",
+    ),
+    "diagnosticians": ("Diagnostician", "def resolve(self, problem, **kwargs):"),
+}
+Install = Callable[[str, str], None]
 
 
-@pytest.mark.parametrize(
-    ("of", "does", "reported", "limit_s"),
-    [
-        (COLLECTS, "raise OSError('no sensor')", "collector Some: no sensor", 60.0),
-        (COLLECTS, "return socket", "collector Some: Encoding objects of type module", 60.0),
-        (COLLECTS, "return None", "Some: there is nothing", 60.0),
-        (COLLECTS, "time.sleep(600)", "collector Some: did not answer within 1 s", 1.0),
-        (INFERS, "raise OSError('no sensor')", "operator Some: no sensor", 60.0),
-        (INFERS, "return ['a sunny day']", "operator Some: it must return inferences", 60.0),
-        (INFERS, "time.sleep(600)", "operator Some: did not answer within 1.0 s", 1.0),
-        (RESOLVES, "return LeaveNode(nodes=('n1',))", "evidence against them", 60.0),
-        (RESOLVES, "return 7", "operator Some: it answered with int instead", 60.0),
-    ],
-)
+@pytest.fixture
+def some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Install a module that has a class of a group."""
+
+    def installed(group: str, module: str) -> None:
+        points = f"[slurm_health.{group}]\nsome = hot_room:Some\n"
+        install(tmp_path, monkeypatch, points, module)
+
+    return installed
+
+
+def some_that(group: str, does: str) -> str:
+    base, method = METHODS[group]
+    return SOME.format(base=base, method=method, does=does)
+
+
+@rows
 def test_what_a_site_adds_and_fails_is_named_and_decides_nothing(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    of: tuple[str, str, str],
-    does: str,
-    reported: str,
-    limit_s: float,
+    tmp_path: Path, some: Install, group: str, does: str, reported: str, limit_s: float
 ) -> None:
-    group, base, method = of
-    points = f"[slurm_health.{group}]\nsome = hot_room:Some\n"
-    install(tmp_path, monkeypatch, points, SOME.format(base=base, method=method, does=does))
+    some(group, some_that(group, does))
     found, _ = held(tmp_path, limit_s=limit_s)
 
     assert (found.cause, found.accused) == ("script-failed", [])
     assert [line for line in (*found.failed, *found.not_collected) if reported in line]
 
 
-@pytest.mark.parametrize(
-    ("action", "attribution", "accused"),
-    [
-        ("RestartRanks(reason='it passes')", "transient", []),
-        ("LeaveNode(nodes=('n1',), evidence=('it smokes',))", "node fault", ["n1"]),
-        ("LeaveNode(nodes=('elsewhere',), evidence=('it smokes',))", "node fault", []),
-        ("StopJob(reason='no licence')", "user error", []),
-        ("EventAction(reason='odd')", "undecided", []),
-    ],
-)
+@rows
 def test_an_action_that_a_site_asks_for_says_whose_failure_it_is(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    action: str,
-    attribution: str,
-    accused: list[str],
+    tmp_path: Path, some: Install, action: str, attribution: str, accused: list[str]
 ) -> None:
-    group, base, method = RESOLVES
-    points = f"[slurm_health.{group}]\nsome = hot_room:Some\n"
-    module = SOME.format(base=base, method=method, does=f"return {action}")
-    install(tmp_path, monkeypatch, points, module)
+    some("diagnosticians", some_that("diagnosticians", f"return {action}"))
     found, _ = held(tmp_path)
 
     assert found.failed == []
     assert (found.attribution, found.accused) == (attribution, accused)
 
 
-TAKES_A_NAME = """
-from slurm_health.training.framework import InferenceOperator
-
-class Some(InferenceOperator):
-    name = "xid"
-"""
-
-
-@pytest.mark.parametrize(
-    ("module", "reported"),
-    [
-        ("raise RuntimeError('no licence')", "no licence"),
-        ("while True: pass", "not within 3 s"),
-        ("", "has no attribute 'Some'"),
-        ("class Some: name = 'x'", "it is no InferenceOperator"),
-        (TAKES_A_NAME, "the name xid is taken"),
-    ],
-)
+@rows
 def test_an_operator_that_cannot_be_loaded_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, reported: str
+    some: Install, module: str, reported: str
 ) -> None:
-    points = f"[{registry.OPERATOR_POINTS}]\nsome = hot_room:Some\n"
-    install(tmp_path, monkeypatch, points, module)
+    some("operators", module)
     used = registered()
 
     assert used.operators == ()

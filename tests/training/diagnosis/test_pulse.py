@@ -37,6 +37,8 @@ STACKS = {
         ("pdb", "/usr/lib/python3.11/pdb.py", "interaction"),
     )
 }
+_AGENT = f"{TORCH}/distributed/elastic/agent/server/api.py"
+STACKS["torchrun"] = (Frame(_AGENT, 500, "SimpleElasticAgent._rendezvous"),)
 RANKS = 3
 NODES = [f"n{rank + 1}" for rank in range(RANKS)]
 EVERY_S = 5.0
@@ -71,6 +73,7 @@ class Training:
     ranks: int = RANKS
     ran_s: float = 20.0
     bursts_s: Sequence[float] = ()
+    program: str = "0"
 
     def reports(self, now_s: float, look: Look = Look.SAMPLE) -> dict[str, NodeReport]:
         """Return what agents send at a time."""
@@ -92,7 +95,7 @@ class Training:
             sample = RankSample(
                 rank=rank,
                 node=NODES[rank],
-                program="0",
+                program=self.program,
                 pid=100 + rank,
                 world=RANKS,
                 state="S",

@@ -133,49 +133,46 @@ def test_a_torch_that_is_not_as_expected_is_imported_as_it_would_be(
     assert ran.stderr.splitlines()[-1:] == alone.stderr.splitlines()[-1:]
 
 
-@pytest.mark.heavy
+PACKAGE = Path(__file__).parents[3] / "slurm_health"
+OF_OURS = PACKAGE / "preflight" / "probes" / "worker.py"
+BEATS = """
+from {0} import heartbeat
+for step in range(7):
+    train(1, one)
+    heartbeat.step(step)
+"""
+
+
 @pytest.mark.torch
-def test_the_steps_of_an_optimizer_are_those_of_the_training(tmp_path: Path) -> None:
-    ran = python(tmp_path, TRAINS + "train(5, one); print(*beats())")
+@pytest.mark.parametrize(
+    ("trains", "steps"),
+    [
+        # The first two are left to a heartbeat of the script's own.
+        pytest.param("train(5, one)", [3], id="an optimizer", marks=pytest.mark.heavy),
+        pytest.param(
+            "train(5, one, two); train(2, two)", [5], id="several", marks=pytest.mark.slow
+        ),
+        pytest.param(BEATS.format("slurm_health"), [7], id="own", marks=pytest.mark.heavy),
+        pytest.param(BEATS.format("copied"), [7], id="own copy", marks=pytest.mark.heavy),
+        pytest.param(
+            f"train(5, one){BEATS.format('slurm_health')}", [7], id="late", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            f"import __main__\n__main__.__file__ = {str(OF_OURS)!r}\ntrain(5, one)",
+            [],
+            id="a probe of ours",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_steps_are_those_of_the_busiest_optimizer_unless_the_script_has_a_heartbeat_of_its_own(
+    tmp_path: Path, trains: str, steps: list[int]
+) -> None:
+    (tmp_path / "copied").mkdir()
+    (tmp_path / "copied" / "heartbeat.py").write_text((PACKAGE / "heartbeat.py").read_text())
+    ran = python(tmp_path, f"{TRAINS}\n{trains}\nprint(*beats())")
 
-    assert ran.returncode == 0, ran.stderr
-    # The first two are left to a heartbeat of the script's own.
-    assert steps_in(ran.stdout) == [3]
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-def test_of_several_optimizers_the_one_that_stepped_most_counts(tmp_path: Path) -> None:
-    ran = python(tmp_path, TRAINS + "train(5, one, two); train(2, two); print(*beats())")
-
-    assert steps_in(ran.stdout) == [5], ran.stderr
-
-
-@pytest.mark.heavy
-@pytest.mark.torch
-@pytest.mark.parametrize("copied", [False, True])
-def test_a_script_with_a_heartbeat_of_its_own_has_that_alone(tmp_path: Path, copied: bool) -> None:
-    which = "from slurm_health import heartbeat"
-    if copied:
-        source = Path(__file__).parents[3] / "slurm_health" / "heartbeat.py"
-        (tmp_path / "my_heartbeat.py").write_text(source.read_text())
-        which = "import my_heartbeat as heartbeat"
-    text = (
-        f"{TRAINS}\n{which}\nfor step in range(7):\n    train(1, one)\n    heartbeat.step(step)\n"
-    )
-    ran = python(tmp_path, text + "print(*beats())")
-
-    assert steps_in(ran.stdout) == [7], ran.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-def test_a_heartbeat_of_the_scripts_that_begins_late_takes_over(tmp_path: Path) -> None:
-    text = f"{TRAINS}\ntrain(5, one)\nfrom slurm_health import heartbeat\n"
-    text += "for step in range(4):\n    heartbeat.step(step)\n    train(1, one)\nprint(*beats())"
-    ran = python(tmp_path, text)
-
-    assert steps_in(ran.stdout) == [4], ran.stderr
+    assert (ran.returncode, steps_in(ran.stdout)) == (0, steps), ran.stderr
 
 
 @pytest.mark.slow
@@ -192,14 +189,3 @@ def test_a_compiled_step_runs_as_it_would(tmp_path: Path) -> None:
     ran = python(tmp_path, text)
 
     assert (ran.returncode, ran.stdout) == (0, "True\n"), ran.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-def test_a_probe_of_ours_that_trains_has_no_heartbeat(tmp_path: Path) -> None:
-    ours = Path(__file__).parents[3] / "slurm_health" / "preflight" / "probes" / "worker.py"
-    named = f"import __main__\n__main__.__file__ = {str(ours)!r}\n"
-    text = f"{named}{TRAINS}\ntrain(5, one)\nprint(*beats())"
-    ran = python(tmp_path, text)
-
-    assert (ran.returncode, ran.stdout) == (0, "\n"), ran.stderr

@@ -8,12 +8,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from slurm_health.training.diagnosis.samples import Frame, RankSample
+from slurm_health.training.diagnosis.samples import RankSample
 from slurm_health.training.monitor.gpu_activity import (
     GpuActivity,
     GpuSample,
@@ -34,9 +33,6 @@ from slurm_health.training.monitor.gpu_activity import activity
 ctypes.CDLL(sys.argv[1])  # from now on the library of that name
 print(msgspec.json.encode(activity(driver=Path("/dev/null"))).decode())
 """
-
-
-COMPILES = (Frame("train.py", 3, "main"), Frame("/x/torch/_inductor/compile_fx.py", 9, "run"))
 
 
 @pytest.fixture(scope="module")
@@ -101,49 +97,21 @@ def test_what_the_driver_does_not_tell_has_a_reason(
     assert why in seen.why_not
 
 
-@pytest.mark.parametrize(
-    ("more", "works"),
-    [
-        ({"gpu_share": 0.9}, True),  # it may sleep meanwhile
-        ({}, False),
-        ({"gpu_share": 1.0, "gpu_waits": True, "cpu_share": 2.0}, False),  # it may spin
-        ({"gpu_waits": True, "moved_bytes": 1 << 20}, True),
-        ({"gpu_waits": True, "cpu_share": 2.0, "stack": COMPILES}, True),
-    ],
-)
+@rows
 def test_a_rank_works_if_its_gpu_computes_or_it_reads_or_compiles(
-    more: dict[str, Any], works: bool
+    sample: RankSample, works: bool
 ) -> None:
-    assert RankSample(rank=0, node="n1", **more).works is works
+    assert sample.works is works
 
 
-GIB = 1 << 30
 WAITING = (GpuSample(1.0, 0.0, 130.0),) * 5
-IDLE = (GpuSample(0.0, 0.0, 75.0),) * 5
-WORKING = (GpuSample(1.0, 0.4, 690.0),) * 5
 
 
 def gpu(processes: dict[int, int | None], samples: tuple[GpuSample, ...]) -> SampledGpu:
     return SampledGpu(processes=processes, samples=samples, limit_w=700.0)
 
 
-@pytest.mark.parametrize(
-    ("gpus", "uses"),
-    [
-        # A watchdog has opened the first GPU in every process.
-        (
-            [({10: 60 * GIB, 11: GIB // 2}, WAITING), ({11: 60 * GIB}, IDLE)],
-            {10: GpuUse(1.0, waits=True), 11: GpuUse(0.0)},
-        ),
-        # Where bytes are not known, a rank's own GPU is the one that fewest have opened.
-        (
-            [({10: None, 11: None}, WAITING), ({11: None}, IDLE)],
-            {10: GpuUse(1.0, waits=True), 11: GpuUse(0.0)},
-        ),
-        # A process that trains on two GPUs works if one of them does.
-        ([({10: 60 * GIB}, WAITING), ({10: 50 * GIB}, WORKING)], {10: GpuUse(1.0, waits=False)}),
-    ],
-)
+@rows
 def test_a_process_is_as_its_own_gpus_are(
     gpus: list[tuple[dict[int, int | None], tuple[GpuSample, ...]]], uses: dict[int, GpuUse]
 ) -> None:
