@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from slurm_health.records.script_records import Diagnosed
 from tests.played_gpu.description import Device, Fault, machine, write
 from tests.played_gpu.running import Ended, run, start_ranks
 from tests.support.ended_jobs import diagnosed_by_output
+from tests.support.rows import rows
 
 pytestmark = [pytest.mark.played_gpu, pytest.mark.timeout(600)]
-FOR_EVER = "1000000"
 IN_A_NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
 # As in a container: a file system of its own, and no privilege on the node.
 LITTLE_SHARED_MEMORY = f"""\
@@ -39,48 +39,28 @@ def told(ended: Ended) -> Diagnosed:
     return diagnosed_by_output(ended.output + ended.errors, ended.status, ("n1",))
 
 
-def broken(kind: str, value: float, *, device: int = 0, after: float = 0.0) -> dict[str, object]:
-    return {"faults": (Fault(device=device, kind=kind, value=value, after=after),)}
+class Changes(msgspec.Struct):
+    """What a node's devices, and its driver, are otherwise."""
 
-
-UNDECIDED, USERS = "undecided", "user error"
+    faults: tuple[Fault, ...] = ()
+    driver_version: int = 13000
+    no_devices: bool = False
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changes", "words", "said", "cause", "blame"),
-    [
-        (broken("open_error", 802), ("none", FOR_EVER), "", "gpu-fabric", None),
-        (broken("sticky_error", 214, after=20), ("none", FOR_EVER), "", "gpu-broken", None),
-        (broken("sticky_error", 700, after=20), ("none", FOR_EVER), "", "illegal-access", None),
-        (broken("sticky_error", 710, after=20), ("none", FOR_EVER), "", "device-assert", None),
-        (broken("sticky_error", 719, after=20), ("none", FOR_EVER), "", "launch-failure", None),
-        (broken("peer_error", 217, device=1), ("to-neighbour", "1"),
-         "peer access is not supported between these two devices", "peer-access", UNDECIDED),
-        (broken("cublas_error", 13), ("none", "1"),
-         "CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(", "gpu-library-failed",
-         UNDECIDED),
-        (broken("cudnn_error", 5000), ("normalise", "1"),
-         "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "gpu-library-failed", UNDECIDED),
-        ({}, ("too-much", "1"), "", "gpu-out-of-memory", USERS),
-        # A container that lacks what it takes of the driver.
-        ({"driver_version": 0}, ("none", "1"), "Found no NVIDIA driver on your system", "no-gpu",
-         UNDECIDED),
-        ({"driver_version": 11040}, ("none", "1"),
-         "The NVIDIA driver on your system is too old", "driver-mismatch", UNDECIDED),
-        ({"devices": ()}, ("none", "1"), "No CUDA GPUs are available", "no-gpu", UNDECIDED),
-    ],
-)  # fmt: skip
+@rows
 def test_how_a_program_on_a_device_ended_is_told_by_what_it_said(
     played_python: Path,
     tmp_path: Path,
-    changes: Mapping[str, object],
+    changes: Changes,
     words: tuple[str, str],
     said: str,
     cause: str,
-    blame: str | None,
+    blame: str,
 ) -> None:
-    ended = run(played_python, "mistakes", words, gpus=described(tmp_path, **changes))
+    node = {"faults": changes.faults, "driver_version": changes.driver_version}
+    node |= {"devices": ()} if changes.no_devices else {}
+    ended = run(played_python, "mistakes", words, gpus=described(tmp_path, **node))
 
     assert said in ended.errors
     found = told(ended)
@@ -120,16 +100,7 @@ def test_a_rank_that_its_watchdog_ended_tells_not_who_stayed_away(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("variable", "value", "said", "cause", "blame"),
-    [
-        ("NCCL_SOCKET_IFNAME", "=nothere0", "Bootstrap : no socket interface found",
-         "network-interface-missing", UNDECIDED),
-        ("NCCL_NET", "Nothere", "Failed to initialize any NET plugin", "network-plugin-missing",
-         UNDECIDED),
-        ("NCCL_P2P_DISABLE", "1", "No space left on device (28)", "shared-memory-full", USERS),
-    ],
-)  # fmt: skip
+@rows
 def test_what_nccl_asks_of_the_node_in_vain_accuses_no_node(
     played_python: Path,
     tmp_path: Path,
