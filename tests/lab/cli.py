@@ -72,14 +72,7 @@ def commands() -> None:
 @commands.command()
 @_named
 @click.option("--nodes", default=6, show_default=True)
-@click.option("--cpus", default=2, show_default=True, help="Per node.")
-@click.option("--memory-mb", default=2000, show_default=True, help="Per node.")
 @click.option("--gpus", default=0, help="Played, per node.  [default: none]")
-@click.option(
-    "--slurm-conf",
-    type=click.File(),
-    help="Lines that replace or extend the lab's slurm.conf.",
-)
 @click.option(
     "--network-filesystem-mb",
     default=0,
@@ -88,12 +81,11 @@ def commands() -> None:
 )
 @click.option("--accounting", is_flag=True, help="With slurmdbd, on a MariaDB.")
 @click.option("--release", type=_DIRECTORY, help="Another Slurm release, made by make-root.")
-def up(nodes: int, name: str, slurm_conf: Any, release: Path | None, **options: Any) -> None:
+def up(nodes: int, name: str, **options: Any) -> None:
     """Start a lab in the background."""
     began_s = time.monotonic()
-    extra = slurm_conf.read() if slurm_conf else ""
     deadline_s = _START_S + nodes * _NODE_S
-    lab = Lab.start(nodes, name, extra, release, detached=True, deadline_s=deadline_s, **options)
+    lab = Lab.start(nodes, name, detached=True, deadline_s=deadline_s, **options)
     took_s = time.monotonic() - began_s
     print(f"lab {name}: {nodes} nodes idle after {took_s:.1f} s; logs in {lab.paths.log}")
 

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import stat
 import subprocess
 import sys
 from collections import Counter
@@ -284,11 +283,6 @@ def check_by_default(site: Site, rules: str) -> None:
 
 def install_default(site: Site) -> None:
     site.lab.run([COMMAND, "init", "default", f"--config={site.lab.paths.etc}/rules.toml"])
-
-
-def is_private(path: Path) -> bool:
-    """Tell whether nobody but its owner can read what is here."""
-    return not stat.S_IMODE(path.stat().st_mode) & 0o077
 
 
 def eventually(site: Site, look: Callable[[], object], what: str, deadline_s: float = 40) -> None:

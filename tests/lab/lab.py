@@ -52,7 +52,7 @@ class Lab(Inside):
     @classmethod
     def start(
         cls,
-        nodes: int | Sequence[str] = 6,
+        nodes: int = 6,
         name: str | None = None,
         slurm_conf_extra: str = "",
         release: Path | None = None,
@@ -72,7 +72,7 @@ class Lab(Inside):
         """Start a lab and wait until Slurm calls every node idle.
 
         Args:
-            nodes: how many (n1, n2, ...), or their names.
+            nodes: how many: n1, n2, ...
             name: default: a new one.
             slurm_conf_extra: lines that replace or extend the lab's slurm.conf.
             release: root directory of another Slurm release (`python -m tests.lab make-root`);
@@ -96,10 +96,9 @@ class Lab(Inside):
         requirements.require(
             release, accounting=accounting, network_filesystem=bool(network_filesystem_mb)
         )
-        names = tuple(f"n{i + 1}" for i in range(nodes)) if isinstance(nodes, int) else nodes
         spec = LabSpec(
             name=name or starting.new_name(),
-            nodes=tuple(names),
+            nodes=tuple(f"n{i + 1}" for i in range(nodes)),
             cpus=cpus,
             memory_mb=memory_mb,
             slurm_conf_extra=slurm_conf_extra,

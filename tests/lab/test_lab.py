@@ -9,11 +9,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.support.supervised import eventually
 
 from . import Lab
 from .cgroups import find_cpu_controller
@@ -37,13 +37,6 @@ def cli(*argv: str, stdin: str = "", cwd: Path = CHECKOUT) -> "subprocess.Comple
         check=False,
         timeout=60,
     )
-
-
-def await_(condition: Callable[[], bool], what: str, deadline_s: float = 60) -> None:
-    end_s = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end_s, what
-        time.sleep(0.02)
 
 
 def traces(name: str) -> list[str]:
@@ -120,8 +113,8 @@ def test_lab_ends_with_the_process_that_started_it() -> None:
     namespaces = namespaces_of(Lab.attach(name))
     starter.kill()
     starter.wait()
-    await_(lambda: not processes_in(namespaces), "the lab outlives its starter")
-    await_(lambda: not traces(name), "the lab leaves traces")
+    eventually(lambda: not processes_in(namespaces), "the end of the lab with its starter")
+    eventually(lambda: not traces(name), "a lab without traces")
     with Lab.start(nodes=1, name=name) as lab:
         assert lab.ping()
 
@@ -135,7 +128,7 @@ def test_what_a_killed_lab_left_is_swept_by_the_next() -> None:
     # Not afterwards: the next lab may be that of a test beside this one.
     assert traces(name)
     os.kill(keeper, signal.SIGKILL)  # it cannot clean up, and its lab must not outlive it
-    await_(lambda: not processes_in(namespaces), "the lab outlives its keeper")
+    eventually(lambda: not processes_in(namespaces), "the end of the lab with its keeper")
     starter.kill()
     starter.wait()
     with Lab.start(nodes=1):
