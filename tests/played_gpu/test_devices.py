@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import struct
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.played_gpu.description import Device, Fault, machine, read, strike, write
-from tests.played_gpu.running import Ended, run, start
+from tests.played_gpu.description import Device, Fault, machine, strike, write
+from tests.played_gpu.running import Ended, run
 
 pytestmark = [pytest.mark.played_gpu, pytest.mark.timeout(600)]
 # Slower than any CPU that plays it, so that its times are the described ones.
@@ -25,10 +21,6 @@ LEAST_MS = 0.999 * PRODUCT_MS  # CUDA tells times with seven digits
 def gpus(tmp_path: Path) -> Path:
     write(tmp_path / "gpus", machine(2, DEVICE, seed=str(tmp_path)))
     return tmp_path / "gpus"
-
-
-def usage_file(gpus: Path, device: int, pid: int) -> Path:
-    return Path(f"/dev/shm/played-gpu-{read(gpus).devices[device].uuid}-{pid}")
 
 
 def figures(ended: Ended) -> dict[str, float]:
@@ -45,16 +37,6 @@ def work(python: Path, gpus: Path, products: int, **variables: str) -> Ended:
         gpus=gpus,
         variables={"PRODUCTS": str(products), **variables},
     )
-
-
-@contextlib.contextmanager
-def held(python: Path, gpus: Path) -> Iterator[subprocess.Popen[str]]:
-    """Yield a process that has opened device 1; it ends with the block, unless it has before."""
-    with start(python, "hold", ["1"], gpus=gpus).process as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("free ")
-        yield process
-        process.communicate()
 
 
 def test_a_device_is_as_fast_as_described_and_computes_rightly(
@@ -79,20 +61,3 @@ def test_a_device_that_does_not_open_says_why(
     assert said in ended.errors
     well = run(played_python, "hold", ["0"], gpus=gpus)
     assert well.status == 0, well.errors
-
-
-def test_that_a_device_fell_off_the_bus_is_known_as_long_as_it_is_described(
-    played_python: Path, gpus: Path, tmp_path: Path
-) -> None:
-    others = tmp_path / "others"
-    write(others, machine(2, DEVICE, seed=str(others)))
-    with held(played_python, gpus) as process:
-        fallen = usage_file(gpus, 1, process.pid)
-        with fallen.open("r+b") as file:
-            file.write(struct.pack("6Q", 0, 0, 0, 0, 1, 0))
-        process.kill()
-    assert run(played_python, "hold", ["0"], gpus=others).status == 0
-    assert fallen.exists()
-    gpus.unlink()
-    assert run(played_python, "hold", ["0"], gpus=others).status == 0
-    assert not fallen.exists()
