@@ -14,63 +14,32 @@ from tests.lab.installed_site import Site
 from tests.support.sites import write_site
 
 ROOT = Path(__file__).parents[2]
+# Of a site with the hooks, by its places: slurm.conf and config.toml.
+SLURM_CONF, CONFIG = (
+    (ROOT / "tests/data/hooks" / name).read_text() for name in ("slurm.conf", "config.toml")
+)
 STATE = "/tmp/slurm-health-state"  # each node of the lab has a /tmp of its own
 FLAG = "/tmp/broken"
 HOOK_LOG = "/tmp/hooks.log"
 HIDDEN = "/tmp/hidden-fault"
 
-SLURM_CONF = """\
-Prolog={directory}/prolog
-Epilog={directory}/epilog
-HealthCheckProgram={directory}/healthcheck
-HealthCheckInterval=3600
-HealthCheckNodeState=ANY
-PrologFlags=Alloc,DeferBatch
-SchedulerParameters=nohold_on_prolog_fail,batch_sched_delay=0,sched_min_interval=0
-"""
-
-CONFIG = """\
-[hooks]
-state = "{state}"
-{hooks}
-[breaker]
-directory = "{shared}"
-share = {share}
-[recovery]
-apart_s = 0
-[checks.flag]
-check = "file"
-path = "{flag}"
-exists = false
-# A fault that only a re-test looks for, as a long test of a GPU would be.
-[checks.deep]
-check = "file"
-path = "{hidden}"
-exists = false
-contexts = ["retest"]
-[checks.leftovers]
-{more}
-"""
-
-# What a job's own check would have left: a verdict of its owner's making.
+# What a job's own check would have left: a verdict of its owner's making, on its own node.
 ACCUSE = """\
 #!/bin/sh
-exec {python} - "$@" <<'END'
+exec {python} - {node} <<'END'
 import os, pathlib, sys
 from slurm_health.records.record_codec import encode
 from slurm_health.records.records import RunStarted, VerdictReached
 from slurm_health.records.verdict import Level, NodeVerdict
-job, accused = int(os.environ["SLURM_JOB_ID"]), sys.argv[1:] or [{accused!r}]
-mine = {nodes!r}.split()
+job, node = int(os.environ["SLURM_JOB_ID"]), sys.argv[1]
 run = pathlib.Path.home() / ".slurm-health/journal" / os.environ["SLURM_CLUSTER_NAME"]
 run = run / str(job) / os.environ.get("SLURM_RESTART_COUNT", "0")
 run.mkdir(parents=True)
 started = RunStarted(run_id="r", job_id=job, attempt=0, cluster="c", partition="p",
-                     nodes=sorted({{*mine, *accused}}), master_node="n1", user="u")
-bad = [NodeVerdict(node=each, level=Level.{level}, component={component!r},
-                  reason="allgather failed", evidence=("a", "b")) for each in accused]
+                     nodes=[node], master_node="n1", user="u")
+bad = NodeVerdict(node=node, level=Level.FAULTY, reason="allgather failed", evidence=("a", "b"))
 with open(run / "master.jsonl", "wb") as file:
-    for number, record in enumerate((started, VerdictReached(nodes=bad))):
+    for number, record in enumerate((started, VerdictReached(nodes=[bad]))):
         file.write(encode(record, entry_id=f"master:{{number}}", time_s=1.0))
 END
 """
@@ -85,7 +54,7 @@ class HookedSite(Site):
         self.installed = directory
         self.shared = shared or directory / "shared"
 
-    def configure(self, more: str = "", share: float = 0.2, hooks: str = "") -> None:
+    def configure(self, more: str = "", share: float = 0.2) -> None:
         """Write the site's file, and forget what earlier tests had drained."""
         text = CONFIG.format(
             state=STATE,
@@ -94,7 +63,6 @@ class HookedSite(Site):
             flag=FLAG,
             hidden=HIDDEN,
             more=more,
-            hooks=hooks,
         )
         write_site(self.installed / "etc", text)
         self.on(self.lab.nodes[0], "find", str(self.shared), "-type", "f", "-delete")
@@ -125,10 +93,10 @@ class HookedSite(Site):
             if "DRAIN" in record["State"]
         }
 
-    def accuse(self, node: str, *accused: str, user: str = "alice", **said: str) -> int:
-        """Run a user's job on a node whose journal accuses nodes; wait until it is over."""
-        script = self.accusation(node, *accused, **said)
-        job = self.lab.sbatch(script, f"-w{node}", user=user)
+    def accuse(self, node: str) -> int:
+        """Run a job of alice's on a node whose journal accuses it; wait until it is over."""
+        script = ACCUSE.format(python=sys.executable, node=node)
+        job = self.lab.sbatch(script, f"-w{node}")
         self.lab.wait_job(job, {"COMPLETED"})
         self.lab.wait_until(
             lambda: self.lab.node_state(node)["State"],
@@ -137,19 +105,6 @@ class HookedSite(Site):
             60,
         )
         return job
-
-    def accusation(
-        self, node: str, *accused: str, component: str = "node", level: str = "FAULTY"
-    ) -> str:
-        """Return a batch script that leaves a journal which accuses nodes; by default its own."""
-        text = ACCUSE.format(
-            python=sys.executable,
-            accused=accused[0] if accused else node,
-            nodes=node,
-            component=component,
-            level=level,
-        )
-        return text.replace('"$@"', " ".join(accused or (node,)))
 
     def hook_log(self, node: str) -> str:
         path = self.lab.paths.tmp(node) / "hooks.log"
@@ -160,8 +115,8 @@ class HookedSite(Site):
         return "".join(each.read_text(errors="replace") for each in found)
 
 
-def install(directory: Path, source: Path = ROOT, python: str | Path = sys.executable) -> None:
-    """Copy the shims of a source tree and edit their lines, as the documentation says."""
+def install(directory: Path) -> None:
+    """Copy the shims and edit their lines, as the documentation says."""
     directory.chmod(0o755)
     (directory / "shared").mkdir(mode=0o755)
     sources = {
@@ -171,8 +126,8 @@ def install(directory: Path, source: Path = ROOT, python: str | Path = sys.execu
         "unkillable": "epilog/slurm-health-unkillable",
     }
     for name, shim in sources.items():
-        text = (source / shim).read_text()
-        settings = {"python": str(python), "config": str(directory / "etc/config.toml")}
+        text = (ROOT / shim).read_text()
+        settings = {"python": sys.executable, "config": str(directory / "etc/config.toml")}
         for key, value in settings.items():
             text = re.sub(rf"^{key}=.*$", f"{key}={value}", text, flags=re.MULTILINE)
         # slurmd shows what a hook says that succeeds at a high debug level only.

@@ -37,20 +37,14 @@ def module_site() -> Iterator[Site]:
         yield found
 
 
-def meet_bad_node(site: Site, user: str, *words: str) -> int:
-    """Let a user's job meet a node on which every check process is killed; wait for its end."""
-    play(site, user, **{BAD: FAULTY})
-    job = submit(site, "-N4", *words, user=user)
-    assert site.ended(job)["JobState"] == "COMPLETED"
-    assert site.lab.job(job)["ExcNodeList"] == BAD, site.table(job, user)
-    return job
-
-
 @pytest.mark.parametrize("user", ["bob", "alice"])
 def test_a_job_moves_and_leaves_the_drain_to_the_epilog(site: Site, user: str) -> None:
     """An administrator may drain, and cannot write where root counts; an operator may not."""
     before = site.controller_log().count("Security violation")
-    job = meet_bad_node(site, user)
+    play(site, user, **{BAD: FAULTY})
+    job = submit(site, "-N4", user=user)
+    assert site.ended(job)["JobState"] == "COMPLETED"
+    assert site.lab.job(job)["ExcNodeList"] == BAD, site.table(job, user)
     assert site.drained() == {}
     assert site.controller_log().count("Security violation") == before
     said = [each for each in acts(site.records(job, user=user)) if each[1] == "drain"]

@@ -68,13 +68,6 @@ def output(site: Site, job: int) -> str:
     return site.read(f"slurm-{job}.out")
 
 
-def assert_checked_for(site: Site, job: int, lost: str) -> None:
-    """Slurm may give a node up before or after the script's end: it is at fault, or in doubt."""
-    ((planned, at_fault),) = plans(site, job)
-    assert planned == "check"
-    assert at_fault in ([], [lost])
-
-
 def plans(site: Site, job: int) -> list[tuple[str, list[str]]]:
     """What was planned after each failure, and the nodes held at fault."""
     return [(r["plan"], r.get("nodes", [])) for r in site.records(job, writer="restart")]
@@ -138,7 +131,8 @@ def test_a_lost_node_is_replaced_by_the_spare_without_a_requeue(training: Site, 
     said = output(training, job)
     assert "start 1 attempt 0 on n[1-2,4]" in said
     assert said.rindex("ran on n1 n2 n4") > said.index("start 1")
-    assert_checked_for(training, job, "n3")
+    # Slurm may give a node up before or after the script's end: it is at fault, or in doubt.
+    assert plans(training, job) in ([("check", [])], [("check", ["n3"])])
     table = training.table(job)
     assert "nodes.sh started again on n[1-2,4]" in table
     # In doubt, where Slurm gives it up only once its agent cannot be started.
@@ -173,7 +167,15 @@ def test_a_node_that_the_check_finds_faulty_is_replaced_by_the_spare(training: S
     job = submit(training, *KEPT, "nodes.sh", script="")
     begun(training, job)
     play(training, n2=UNREACHABLE)
-    kill_sleeping(training, job)
+    # Kill the step that sleeps: a task that is not there yet does not hear the first signal.
+    eventually(training, lambda: sleeping(training, job), "the step that sleeps")
+    (step,) = sleeping(training, job)
+
+    def ended() -> bool:
+        training.lab.run(["scancel", "--signal=KILL", step], check=False)
+        return step not in sleeping(training, job)
+
+    eventually(training, ended, f"the end of step {step}")
 
     record = training.ended(job)
     assert (record["JobState"], record["Restarts"]) == ("COMPLETED", "0"), output(training, job)
@@ -190,15 +192,3 @@ def sleeping(site: Site, job: int) -> list[str]:
     lines = site.lab.ask("squeue", "-hs", "-o", "%i %j").stdout.splitlines()
     found = [line.split() for line in lines]
     return [step for step, name in found if name == "sleep" and step.startswith(f"{job}.")]
-
-
-def kill_sleeping(site: Site, job: int) -> None:
-    """Kill the step that sleeps; a task that is not there yet does not hear the first signal."""
-    eventually(site, lambda: sleeping(site, job), "the step that sleeps")
-    (step,) = sleeping(site, job)
-
-    def ended() -> bool:
-        site.lab.run(["scancel", "--signal=KILL", step], check=False)
-        return step not in sleeping(site, job)
-
-    eventually(site, ended, f"the end of step {step}")

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from slurm_health.records.nodeset import expand
-from tests.lab.installed_site import Site, accused, acts, is_private, kinds, levels
+from tests.lab.installed_site import Site, accused, acts, kinds, levels
 
 pytestmark = [
     pytest.mark.lab,
@@ -50,7 +50,7 @@ def test_it_runs_once_where_slurm_put_it_and_ends_with_its_own_code(site: Site) 
     # Nothing of ours is left in its directory but the journal.
     new = {path.name for path in site.lab.home("alice").iterdir()} - before
     assert new == {"started", "train.out", "train.err", ".slurm-health"}
-    assert is_private(site.run_directory(number))
+    assert not site.run_directory(number).stat().st_mode & 0o077  # others cannot read it
 
     # The report accuses no node, and says how the script ended.
     (attempt,) = site.report(number)["runs"]

@@ -65,20 +65,6 @@ def test_a_prolog_that_finds_a_fault_drains_and_the_job_runs_elsewhere(site: Hoo
     assert sum(asked(site).values()) >= 3
 
 
-def test_srun_on_a_node_whose_prolog_fails_ends_and_the_next_one_goes_elsewhere(
-    site: HookedSite,
-) -> None:
-    site.on("n1", "touch", FLAG)
-    ran = site.lab.run(["srun", "-wn1", "hostname"], user="alice", check=False)
-    assert ran.returncode != 0
-    # The second where srun hears of the prolog before slurmctld has ended the job.
-    said = ("Something is wrong with the boot of the nodes", "Prolog failure on node n1")
-    assert any(words in ran.stderr for words in said), ran.stderr
-    assert list(site.out_of_pool()) == ["n1"]
-    again = site.lab.run(["srun", "hostname"], user="alice")
-    assert again.stdout.strip() != "n1"
-
-
 def test_a_user_without_rights_gets_a_truly_bad_node_drained(site: HookedSite) -> None:
     site.on("n3", "touch", HIDDEN)
     job = site.accuse("n3")

@@ -14,7 +14,7 @@ import pytest
 
 from tests.lab import Lab
 from tests.lab.inside import Result
-from tests.lab.installed_site import COMMAND, DEADLINE_S, Site, levels
+from tests.lab.installed_site import COMMAND, DEADLINE_S, Site
 from tests.lab.played_nodes import FAKE_WORKER, play
 
 pytestmark = [
@@ -136,19 +136,6 @@ def test_a_script_that_cannot_run_or_dies_ends_as_with_sbatch(site: Site, text: 
     compared = ("JobState", "ExitCode", "Reason")
     assert [ours[key] for key in compared] == [plain[key] for key in compared]
     assert plain["ExitCode"] != "0:0"
-
-
-@pytest.mark.heavy
-def test_every_task_of_an_array_is_checked_and_reported_under_its_own_name(site: Site) -> None:
-    text = "#!/bin/sh\necho task $SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT\n"
-    script = site.script("array.sh", text)
-    number = submit(site, "-N1", "--array=1,3", "--output=task-%A-%a.out", script)
-    for task in (1, 3):
-        assert site.ended(f"{number}_{task}")["JobState"] == "COMPLETED"
-        assert site.read(f"task-{number}-{task}.out").splitlines()[-1] == f"task {task} of 2"
-        (attempt,) = site.report(f"{number}_{task}")["runs"]
-        assert set(levels(attempt).values()) == {"healthy"}
-        assert f"{number}_{task}" in site.table(f"{number}_{task}")
 
 
 # --- signals -----------------------------------------------------------------------------------

@@ -8,9 +8,8 @@ what the job's own check measures there, and by what root's hooks measure again.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,7 +26,6 @@ pytestmark = [
 # A check of three nodes takes less than a minute on two idle cores, which six processes that load
 # torch share; this is for a busy machine.
 DEADLINE_S = 400.0
-Submit = Callable[..., int]
 RAN = "echo ran on $SLURM_JOB_NODELIST with GPUs $CUDA_VISIBLE_DEVICES"
 # Root's own look at a node that a job accuses. Before the job it would find the fault first.
 RETEST = """\
@@ -60,54 +58,34 @@ def site(module_site: HookedSite) -> Iterator[HookedSite]:
     module_site.configure()
 
 
-@pytest.fixture
-def submit(site: HookedSite, played_python: Path) -> Submit:
-    options = ("--gres=gpu:2", f"--python={played_python}", "--open-mode=append")
-
-    def submitted(*words: str) -> int:
-        return site.submit(*options, *words, "--wrap", RAN)
-
-    return submitted
-
-
-def first_check(site: HookedSite, job: int) -> dict[str, Any]:
-    run: dict[str, Any] = site.report(job)["runs"][0]
-    return run
-
-
-def names_device(site: HookedSite, node: str, device: int, text: str) -> bool:
-    """Whether a text says which GPU of a node it speaks of, and of no other."""
-
-    def is_named(index: int) -> bool:
-        each = site.lab.fault.gpus_of(node).devices[index]
-        names = (each.uuid, each.pci_address.rpartition(".")[0])
-        return re.search(rf"\b(device|GPU) {index}\b", text) is not None or any(
-            name in text for name in names
-        )
-
-    return [index for index in range(site.lab.spec.gpus) if is_named(index)] == [device]
-
-
-def await_drained(site: HookedSite, *nodes: str) -> dict[str, str]:
-    """Wait until exactly these nodes are out of the pool; their notes."""
-    return site.lab.wait_until(
-        site.out_of_pool, lambda seen: sorted(seen) == sorted(nodes), f"{nodes} drained", 120
-    )
-
-
 def test_a_dead_gpu_costs_a_requeue_and_its_node_is_drained_once_root_has_seen_it(
-    site: HookedSite,
-    submit: Submit,
+    site: HookedSite, played_python: Path
 ) -> None:
     site.lab.fault.gpu_dead("n2", 1)
-    job = submit("-N3", "--check=matmul")
+    options = ("--gres=gpu:2", f"--python={played_python}", "--open-mode=append")
+    job = site.submit(*options, "-N3", "--check=matmul", "--wrap", RAN)
     record = site.ended(job, DEADLINE_S)
     assert record["JobState"] == "COMPLETED", site.read(f"slurm-{job}.out")
     assert record["Restarts"] == "1"
     assert expand(record["NodeList"]) == ("n1", "n3", "n4")
-    run = first_check(site, job)
+    run = site.report(job)["runs"][0]
     assert accused(run) == {"n2": "faulty"}
-    assert names_device(site, "n2", 1, verdict_of(run, "n2")["reason"])
-    note = await_drained(site, "n2")["n2"]
-    assert "check=gpu,xid" in note
-    assert names_device(site, "n2", 1, note)
+    assert devices_named(site, verdict_of(run, "n2")["reason"]) == [1]
+    drained = site.lab.wait_until(
+        site.out_of_pool, lambda nodes: [*nodes] == ["n2"], "a drain", 120
+    )
+    assert "check=gpu,xid" in drained["n2"]
+    assert devices_named(site, drained["n2"]) == [1]
+
+
+def devices_named(site: HookedSite, text: str) -> list[int]:
+    """Return the GPUs of n2 of which a text speaks."""
+    names = [
+        (device.uuid, device.pci_address.rpartition(".")[0])
+        for device in site.lab.fault.gpus_of("n2").devices
+    ]
+    return [
+        index
+        for index, of_device in enumerate(names)
+        if re.search(rf"\b(device|GPU) {index}\b", text) or any(n in text for n in of_device)
+    ]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from slurm_health.records.nodeset import expand
-from tests.lab import Lab, played_nodes
+from tests.lab import Lab
 from tests.lab.installed_site import DEADLINE_S, Site
 from tests.lab.played_nodes import FAULTY, SLOW, UNREACHABLE, play, submit
 
@@ -143,10 +143,10 @@ def told(site: Site, job: int) -> tuple[list[str], str]:
 def test_a_job_that_gave_nodes_back_is_as_one_submitted_for_those_it_kept(
     site: Site, options: str
 ) -> None:
-    played_nodes.play(site)
+    play(site)
     script = site.script("seen.sh", SEEN)
     words = [f"-N{WANTED}", *options.split()]
-    shrunk, nodes = told(site, played_nodes.submit(site, *words, "--spares=1", script, script=""))
+    shrunk, nodes = told(site, submit(site, *words, "--spares=1", script, script=""))
     plain = site.lab.run(
         ["sbatch", "--parsable", "--open-mode=append", *words, script], user="alice"
     ).stdout
@@ -162,8 +162,8 @@ def test_one_task_of_an_array_moves_and_the_others_run_on(site: Site) -> None:
     waits = "#!/bin/bash\nexec 3<> <(:)\nuntil [ -e go ]; do read -rt 0.2 -u 3; done\nexit 0\n"
     site.script("wait.sh", waits)
     script = site.script("task.sh", text)
-    played_nodes.play(site, n5=FAULTY)
-    number = played_nodes.submit(site, "-N3", "--array=1-2", script, script="")
+    play(site, n5=FAULTY)
+    number = submit(site, "-N3", "--array=1-2", script, script="")
     site.lab.wait_until(
         lambda: site.lab.job(f"{number}_2"),
         lambda job: job["JobState"] == "PENDING" and job["ExcNodeList"] == "n5",

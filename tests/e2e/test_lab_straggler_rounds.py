@@ -83,7 +83,7 @@ def found_by(site: Site, command: Submit, *options: str, words: tuple[str, ...] 
     for _ in range(MOST_CHECKS):
         number = command(site, ("-N4", f"--nodelist={NODES}", *options), words)
         site.ended(number, LONGEST_S)
-        run = first_run(site, number)
+        run: Report = site.report(number)["runs"][0]
         bad = {node for node, level in levels(run).items() if level in BAD}
         assert bad <= {"n3"}, run
         assert command is by_check or "trained" in site.lab.job_output(number)
@@ -120,8 +120,3 @@ def test_run_finds_a_node_whose_gpu_is_throttled_slow_at_arithmetic(
         gpu_site.lab.reset()
 
     assert_slow(run, "compute")
-
-
-def first_run(site: Site, number: int) -> Report:
-    found: Report = site.report(number)["runs"][0]
-    return found

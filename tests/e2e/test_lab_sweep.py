@@ -124,28 +124,24 @@ def test_an_accused_node_that_loses_packets_is_checked_with_partners_drained_and
     """No test of one node sees that, one with partners does."""
     with hooked_site(tmp_path_factory.mktemp("hooks"), nodes=5) as site:
         site.configure(SWEEP, share=0.5)
-        lose_packets_and_come_back(site)
+        script = site.script("train.sh", "#!/bin/sh\nhostname\n")
+        site.lab.fault.drop(BAD)
+        for _ in range(4):  # on a busy machine a check may not be sure
+            job = site.submit("-N4", "--max-requeues=0", "--check=allgather", script)
+            site.ended(job, 300)
+            all_over(site)
+            if site.out_of_pool():
+                break
 
+        assert list(site.out_of_pool()) == [BAD], site.hook_log(BAD)
+        assert "check=sweep job=" in site.out_of_pool()[BAD]
+        log = site.hook_log(BAD)
+        assert log.index("accuses this node: network") < log.index("drained: shealth: network")
 
-def lose_packets_and_come_back(site: HookedSite) -> None:
-    script = site.script("train.sh", "#!/bin/sh\nhostname\n")
-    site.lab.fault.drop(BAD)
-    for _ in range(4):  # on a busy machine a check may not be sure
-        job = site.submit("-N4", "--max-requeues=0", "--check=allgather", script)
-        site.ended(job, 300)
-        all_over(site)
-        if site.out_of_pool():
-            break
-
-    assert list(site.out_of_pool()) == [BAD], site.hook_log(BAD)
-    assert "check=sweep job=" in site.out_of_pool()[BAD]
-    log = site.hook_log(BAD)
-    assert log.index("accuses this node: network") < log.index("drained: shealth: network")
-
-    site.lab.fault.clear(BAD)
-    config = str(site.installed / "etc/config.toml")
-    released = site.health("nodes", "--config", config, "release", BAD, user="root")
-    assert released.returncode == 0, released
-    job = site.submit("-N5", "--check=allgather", script)
-    assert site.ended(job, 300)["JobState"] == "COMPLETED"
-    assert site.out_of_pool() == {}
+        site.lab.fault.clear(BAD)
+        config = str(site.installed / "etc/config.toml")
+        released = site.health("nodes", "--config", config, "release", BAD, user="root")
+        assert released.returncode == 0, released
+        job = site.submit("-N5", "--check=allgather", script)
+        assert site.ended(job, 300)["JobState"] == "COMPLETED"
+        assert site.out_of_pool() == {}
