@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -64,7 +63,7 @@ class Scene:
         )
         journal.Writer(self.run, journal.POST_MORTEM, lambda: time_s).append(record)
 
-    def failed(self, *nodes: str, spares: Sequence[str] = ()) -> FailedScript:
+    def failed(self, *nodes: str) -> FailedScript:
         """Return the script that has failed on these nodes."""
         return FailedScript(
             directory=self.run,
@@ -72,16 +71,15 @@ class Scene:
             max_restarts=2,
             batch_node="n1",
             nodes=nodes,
-            spares=tuple(spares),
+            spares=(),
         )
 
-    def failure(self, *nodes: str, spares: Sequence[str] = ()) -> JobAtFailure:
+    def failure(self, *nodes: str) -> tuple[Diagnosed | None, JobAtFailure]:
+        """Return why it failed on these nodes, and what is known of the job."""
         client = Client(self.slurm.environ(), patience_s=0.0)
-        return failure_of(self.failed(*nodes, spares=spares), str(JOB), client, Policy())[1]
+        return failure_of(self.failed(*nodes), str(JOB), client, Policy())
 
-    def outcome(
-        self, policy: Policy | None = None, failed: FailedScript | None = None
-    ) -> JobOutcome:
+    def outcome(self, failed: FailedScript | None = None) -> JobOutcome:
         environ = {**self.slurm.environ(), "SLURMD_NODENAME": "n1"}
         return after_failure(
             failed or self.failed(),
@@ -90,7 +88,7 @@ class Scene:
                 spec=JobSpec(),
                 journal_root=self.root,
                 python="/no/such/python",
-                policy=policy or Policy(),
+                policy=Policy(),
                 limits=TimeLimits(),
                 phases=(),
                 probe_environ=environ,
@@ -177,8 +175,7 @@ def test_what_became_of_a_fourth_node_decides_where_the_job_goes_on(
     if case.accused:
         scene.diagnosed(Attribution.NODE, 3.0, *case.accused)
 
-    client = Client(scene.slurm.environ(), patience_s=0.0)
-    cause, failure = failure_of(scene.failed(*NODES, "n4"), str(JOB), client, Policy())
+    cause, failure = scene.failure(*NODES, "n4")
 
     why = f"Slurm took n4 out of the job; it is {case.state}"
     assert failure.lost == ((("n4", why),) if case.lost else ())
@@ -215,10 +212,8 @@ def test_a_failure_in_the_same_words_counts_across_a_requeue_until_a_node_is_lef
                 planned = FailurePlanned(plan=plan, reason="why", restart=1, max_restarts=3)
                 journal.Writer(scene.run, journal.RESTART, partial(float, now + 2)).append(planned)
             now += 10
-    client = Client(scene.slurm.environ(), patience_s=0.0)
-    cause, job = failure_of(scene.failed(*NODES), str(JOB), client, Policy())
 
-    assert what_follows(cause, job).kind == follows
+    assert what_follows(*scene.failure(*NODES)).kind == follows
 
 
 def test_the_last_step_and_checkpoint_of_every_start_are_known(scene: Scene) -> None:
@@ -228,7 +223,7 @@ def test_the_last_step_and_checkpoint_of_every_start_are_known(scene: Scene) -> 
             seen = ProgressSeen(node="n1", step=step, saved=saved)
             journal.Writer(scene.run, journal.MONITOR, partial(float, time_s + 1)).append(seen)
 
-    failure = scene.failure(*NODES)
+    _, failure = scene.failure(*NODES)
     assert failure.steps == (0, 120, 0, 90)
     assert failure.saved == ("", "saved a.pt", "", "")
 

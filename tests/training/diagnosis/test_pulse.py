@@ -220,31 +220,29 @@ def test_a_service_that_is_quiet_for_days_is_looked_at_less_and_less_often() -> 
     assert len(verdicts) < 160
 
 
-def test_a_job_that_was_suspended_has_not_stood_still_meanwhile() -> None:
-    training, pulse = Training(LONG), Pulse(NODES)
-    for now_s in (LONG - 5.0, LONG, LONG + 3600.0, LONG + 3605.0):
-        observe(pulse, training, now_s)
-
-    assert pulse.due(LONG + 3620.0) is None
-    assert pulse.due(LONG + 3630.0) is not None
+SLOW_ONCE = {"stack": "collective", "longest_s": 300.0}
 
 
-def test_an_agent_that_was_started_again_changes_nothing_about_a_rest() -> None:
-    training, pulse = Training(LONG, beats=False), Pulse(NODES)
-    for now_s in range(int(BEGAN_S), int(LONG) + 5, 5):
-        observe(pulse, training, float(now_s))
-    observe(pulse, training, LONG + 40.0)  # there was none in between
+@pytest.mark.parametrize(
+    ("training", "observed", "quiet_s", "due_s"),
+    [
+        # It was suspended for an hour.
+        (Training(LONG), (-5.0, 0.0, 3600.0, 3605.0), 3620.0, 3630.0),
+        # Its agent was started again after 40 s.
+        (Training(LONG, beats=False), (*range(-600, 5, 5), 40.0), 39.0, 41.0),
+        # A pause as long as one before is usual.
+        (Training(LONG, then=SLOW_ONCE), (0.0,), 440.0, 460.0),
+    ],
+)
+def test_a_rest_counts_from_its_own_beginning_and_by_what_is_usual(
+    training: Training, observed: Sequence[float], quiet_s: float, due_s: float
+) -> None:
+    pulse = Pulse(NODES)
+    for after_s in observed:
+        observe(pulse, training, LONG + after_s)
 
-    assert pulse.due(LONG + 39) is None
-    assert pulse.due(LONG + 41) is not None
-
-
-def test_a_pause_as_long_as_one_before_is_usual() -> None:
-    training, pulse = Training(LONG, then={"stack": "collective", "longest_s": 300.0}), Pulse(NODES)
-    observe(pulse, training, LONG)
-
-    assert pulse.due(LONG + 440.0) is None
-    assert pulse.due(LONG + 460.0) is not None
+    assert pulse.due(LONG + quiet_s) is None
+    assert pulse.due(LONG + due_s) is not None
 
 
 def test_a_stillness_that_ended_by_itself_is_usual_for_a_start() -> None:

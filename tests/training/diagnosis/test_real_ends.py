@@ -11,21 +11,9 @@ from pathlib import Path
 import pytest
 
 from slurm_health.records.script_records import Diagnosed
+from tests.cases import cases
 from tests.support.ended_jobs import diagnosed_by_output
 
-BIND_TWICE = """
-import socket
-one, two = socket.socket(), socket.socket()
-one.bind(("127.0.0.1", 0))
-one.listen()
-two.bind(one.getsockname())
-"""
-LOAD_OTHER = """
-import pathlib, torch
-file = pathlib.Path(__file__).with_name("last.pt")
-file.write_text("version https://git-lfs.github.com/spec/v1")
-torch.load(file)
-"""
 LOAD_CUT_SHORT = """
 import pathlib, torch
 file = pathlib.Path(__file__).with_name("last.pt")
@@ -33,22 +21,6 @@ torch.save({"weights": torch.zeros(100_000)}, file)
 file.write_bytes(file.read_bytes()[:SIZE])
 torch.load(file)
 """
-LOADER_KILLED = """
-import os, signal, torch
-class Kills(torch.utils.data.Dataset):
-    def __len__(self):
-        return 8
-    def __getitem__(self, number):
-        os.kill(os.getpid(), signal.SIGKILL)
-list(torch.utils.data.DataLoader(Kills(), num_workers=1))
-"""
-CLIP_INFINITE = """
-import torch
-w = torch.ones(2, requires_grad=True)
-(w / 0).sum().backward()
-torch.nn.utils.clip_grad_norm_([w], 1.0, error_if_nonfinite=True)
-"""
-OTHER_DEVICE = "import torch\ntorch.nn.Linear(2, 2)(torch.ones(2, 2, device='meta'))"
 SEEK = "import os\nos.lseek(os.open(file, os.O_RDONLY), -1, os.SEEK_SET)"
 SIZES = ("0", "100", "5_000", "100_000")  # of which torch says different things
 
@@ -79,26 +51,7 @@ def told(output: str, status: int, nodes: tuple[str, ...] = ("n1",)) -> Diagnose
     return found
 
 
-@pytest.mark.parametrize(
-    ("program", "cause", "attribution", "where"),
-    [
-        ("open('configs/base.yaml')", "file-not-found", "user error", "train.py:1"),
-        ("open('/')", "file-not-found", "user error", "train.py:1"),
-        ("import no_such_module", "module-not-found", "user error", "train.py:1"),
-        ("import os\nos.no_such", "program-error", "user error", "train.py:2"),
-        ("raise RuntimeError('no batches left')", "program-error", "user error", "train.py:1"),
-        ("raise RuntimeError('CUDA is slow today')", "rank-failed", "undecided", "RuntimeError"),
-        ("bytearray(1 << 60)", "host-out-of-memory", "user error", ""),
-        (BIND_TWICE, "port-in-use", "transient", ""),
-        (
-            "raise RuntimeError('CUDA error: no kernel image is available for execution')",
-            "gpu-not-supported",
-            "user error",
-            "",
-        ),
-        ("import sys\nsys.exit('KeyError: lr')", "program-error", "user error", ""),
-    ],
-)
+@cases("training/real_ends.toml")
 def test_a_program_that_ends_by_an_exception_is_told_with_its_line(
     tmp_path: Path, program: str, cause: str, attribution: str, where: str
 ) -> None:
@@ -110,21 +63,20 @@ def test_a_program_that_ends_by_an_exception_is_told_with_its_line(
 
 @pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    ("program", "cause"),
-    [
-        (LOAD_OTHER, "checkpoint-broken"),
-        *((LOAD_CUT_SHORT.replace("SIZE", size), "checkpoint-broken") for size in SIZES),
-        (CLIP_INFINITE, "not-a-number"),
-        (LOADER_KILLED, "host-out-of-memory"),
-        (OTHER_DEVICE, "device-mismatch"),
-    ],
-)
+@cases("training/real_ends.toml")
 def test_what_torch_says_of_a_checkpoint_a_gradient_a_loader_or_a_device_is_understood(
     tmp_path: Path, program: str, cause: str
 ) -> None:
     found = told(*ended(tmp_path, program))
     assert (found.cause, found.attribution) == (cause, "user error")
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("size", SIZES)
+def test_a_checkpoint_that_was_cut_short_is_broken(tmp_path: Path, size: str) -> None:
+    found = told(*ended(tmp_path, LOAD_CUT_SHORT.replace("SIZE", size)))
+    assert (found.cause, found.attribution) == ("checkpoint-broken", "user error")
 
 
 @pytest.mark.torch

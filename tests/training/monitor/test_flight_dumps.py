@@ -131,22 +131,6 @@ def test_what_began_before_the_script_is_another_trainings(tmp_path: Path) -> No
         FlightDumps(script).collect_data()
 
 
-def test_the_dumps_of_ranks_are_read(tmp_path: Path) -> None:
-    for rank in range(2):
-        (tmp_path / f"flight_{rank}").write_bytes(pickle.dumps(dump("all_reduce", "barrier")))
-    (tmp_path / "flight_x").write_bytes(b"")
-    found = collected(tmp_path)
-
-    assert [record.rank for record in found.records] == [0, 1]
-    first, second = found.records[0].operations
-    assert (first.what, first.sizes, second.what, second.sizes) == (
-        "all_reduce",
-        "[[3]]",
-        "barrier",
-        "",
-    )
-
-
 @rows
 def test_ranks_that_reduce_other_numbers_or_into_another_size_called_something_else(
     tmp_path: Path, other: dict[str, Any], words: str | None

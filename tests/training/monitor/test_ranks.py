@@ -29,7 +29,7 @@ from slurm_health.training.monitor.voices import PIPE, Recorder, find_py_spy, re
 from tests.played_gpu.description import machine, write
 from tests.played_gpu.running import start_ranks
 from tests.support.rows import rows
-from tests.support.supervised import eventually
+from tests.support.supervised import eventually, write_executable
 
 JOB = f"{os.getpid()}7"  # other processes that run these tests have jobs of their own
 IN_STEP = {"SLURM_JOB_ID": JOB, "SLURMD_NODENAME": "n1", "SLURM_STEP_ID": "3"}
@@ -544,17 +544,12 @@ def test_py_spy_shows_where_a_silent_rank_is_even_when_it_is_stopped(
     eventually(lambda: [f.function for f in inspected(ranks).stack] == ["<module>"], "its stack")
 
 
-def py_spy(path: Path, text: str) -> str:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
 @rows
 def test_a_py_spy_that_may_not_look_hangs_or_answers_nonsense_costs_its_stacks_alone(
     tmp_path: Path, text: str, why: str
 ) -> None:
-    stacks = read_stacks([1, 2], wait_s=1.0, command=py_spy(tmp_path / "py-spy", text))
+    program = write_executable(tmp_path / "py-spy", f"#!/bin/sh\n{text}\n")
+    stacks = read_stacks([1, 2], wait_s=1.0, command=str(program))
 
     assert stacks.by_pid == {}
     assert why in stacks.why_not
