@@ -14,13 +14,22 @@ from pathlib import Path
 
 import pytest
 
+import slurm_health
 from slurm_health.records.probe_catalog import BUILT_IN, SETS
-from tests import command_reference, reference_pages
+from tests import command_reference, reference_pages, words
 from tests.support.supervised import write_executable
-from tests.test_layers import MODULES, NAME, PACKAGE
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/lab/*.md")])
+PACKAGE = Path(slurm_health.__file__).parent
+NAME = "slurm_health"
+MODULES = {
+    ".".join([NAME, *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(
+        ".__init__"
+    ): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+MOST_LINES = 600  # a longer module has a second topic
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 # A module in the list of a package's docstring.
 LISTED = re.compile(r"^ {4}(\w+) {2,}\S", re.MULTILINE)
@@ -38,6 +47,12 @@ def test_every_link_of_a_page_leads_to_a_file_and_its_section(page: Path) -> Non
     ]
     assert [str(target) for target, _ in links if not target.exists()] == []
     assert [(str(target), to) for target, to in links if to and to not in sections(target)] == []
+
+
+def test_no_module_has_more_than_600_lines() -> None:
+    lengths = {module: len(path.read_text().splitlines()) for module, path in MODULES.items()}
+
+    assert not {module: lines for module, lines in lengths.items() if lines > MOST_LINES}
 
 
 def sections(page: Path) -> set[str]:
@@ -110,14 +125,7 @@ def test_the_page_of_commands_is_what_they_say_with_help() -> None:
 @pytest.mark.heavy
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
-    argv = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        f"--site-dir={tmp_path}",
-    ]
+    argv = [sys.executable, "-m", "mkdocs", "build", "--strict", f"--site-dir={tmp_path}"]
     # Without the variable its theme advertises a successor on standard error.
     environ = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(
@@ -186,3 +194,14 @@ def test_the_program_that_is_shown_as_a_probe_is_one(tmp_path: Path) -> None:
     assert subprocess.run([program], check=False, timeout=60).returncode == 0
     write_executable(program, script.replace("/scratch", "/nonexistent"))
     assert subprocess.run([program], check=False, timeout=60, capture_output=True).returncode == 77
+
+
+@pytest.mark.parametrize("where", ["pages", "messages"])
+def test_words_to_avoid_do_not_become_more(where: str) -> None:
+    kept = words.kept()[where]
+    more = {
+        word: f"{count} instead of {kept[word]}: write {words.WORDS[word]}"
+        for word, count in words.counts()[where].items()
+        if count > kept[word]
+    }
+    assert more == {}

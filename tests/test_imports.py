@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,36 +20,32 @@ SELDOM = (
 )
 
 
-@dataclass(frozen=True)
-class Light:
-    """Modules that one process loads when it starts, and what that must not bring along."""
-
-    modules: str
-    without: tuple[str, ...] = HEAVY
-
-
+# By what it is: the modules that one process loads when it starts, and what that must not load.
 LIGHT = {
-    "the command line": Light("slurm_health.cli.main", (*HEAVY, *SELDOM)),
-    "the command of a check": Light("slurm_health.cli.check", (*HEAVY, *SELDOM)),
-    "the command of an agent": Light("slurm_health.cli.agent", (*HEAVY, *SELDOM)),
-    "run, which lives as long as a training": Light("slurm_health.torchrun.train"),
-    "the report": Light(
+    "the command line": ("slurm_health.cli.main", (*HEAVY, *SELDOM)),
+    "the command of a check": ("slurm_health.cli.check", (*HEAVY, *SELDOM)),
+    "the command of an agent": ("slurm_health.cli.agent", (*HEAVY, *SELDOM)),
+    "run, which lives as long as a training": ("slurm_health.torchrun.train", HEAVY),
+    "the report": (
         "slurm_health.report.read, slurm_health.report.text, slurm_health.report.export",
         (*HEAVY, "click"),
     ),
-    "the agent": Light(
-        "slurm_health.preflight.agent.agent, slurm_health.preflight.agent.worker_process"
+    "the agent": (
+        "slurm_health.preflight.agent.agent, slurm_health.preflight.agent.worker_process",
+        HEAVY,
     ),
-    "the supervisor, which lives for days": Light(
-        "slurm_health.preflight.supervisor.supervisor", (*HEAVY, "click", "tabulate")
+    "the supervisor, which lives for days": (
+        "slurm_health.preflight.supervisor.supervisor",
+        (*HEAVY, "click", "tabulate"),
     ),
-    "the check before its first round": Light(
-        "slurm_health.cli.check, slurm_health.preflight.master.run_check"
+    "the check before its first round": (
+        "slurm_health.cli.check, slurm_health.preflight.master.run_check",
+        HEAVY,
     ),
-    "the agent of a node": Light("slurm_health.training.monitor.agent"),
-    "the watch before it starts agents": Light("slurm_health.training.monitor.watch"),
-    "the heartbeat": Light("slurm_health.heartbeat"),
-    "the requeue helper": Light("slurm_health.preflight.acting.release_elsewhere"),
+    "the agent of a node": ("slurm_health.training.monitor.agent", HEAVY),
+    "the watch before it starts agents": ("slurm_health.training.monitor.watch", HEAVY),
+    "the heartbeat": ("slurm_health.heartbeat", HEAVY),
+    "the requeue helper": ("slurm_health.preflight.acting.release_elsewhere", HEAVY),
 }
 # Prints what an import loaded, opened and configured, which sockets it made and which processes it
 # started.
@@ -73,12 +68,12 @@ print(json.dumps({"seen": seen, "loaded": loaded, "handlers": len(handlers)}))
 """
 
 
-@pytest.mark.parametrize("light", LIGHT.values(), ids=LIGHT)
+@pytest.mark.parametrize(("modules", "without"), LIGHT.values(), ids=LIGHT)
 def test_it_loads_nothing_heavy_opens_nothing_but_modules_and_configures_no_logging(
-    light: Light,
+    modules: str, without: tuple[str, ...]
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", WATCH.replace("MODULES", light.modules)],
+        [sys.executable, "-c", WATCH.replace("MODULES", modules)],
         capture_output=True,
         text=True,
         check=True,
@@ -87,7 +82,7 @@ def test_it_loads_nothing_heavy_opens_nothing_but_modules_and_configures_no_logg
     found = json.loads(done.stdout)
 
     assert done.stderr == ""
-    unwanted = tuple(f"{name}." for name in light.without)
+    unwanted = tuple(f"{name}." for name in without)
     assert [name for name in found["loaded"] if f"{name}.".startswith(unwanted)] == []
     assert [name for name in found["seen"] if name and not _is_of_python(name)] == []
     assert found["handlers"] == 0

@@ -69,15 +69,11 @@ def test_an_abort_by_nccls_watchdog_is_no_crash_of_a_rank(labelled: bool) -> Non
 
     assert log.of_their_own == ()
     aborted = [failure for failure in log.failures if failure.rank in {0, 1, 3}]
-    assert {failure.rank for failure in aborted} == {0, 1, 3}
     assert all(
         "Watchdog caught collective operation timeout" in failure.error for failure in aborted
     )
-    assert {(failure.rank, failure.node) for failure in aborted} == {
-        (0, "n1"),
-        (1, "n1"),
-        (3, "n2"),
-    }
+    places = {(failure.rank, failure.node) for failure in aborted}
+    assert places == {(0, "n1"), (1, "n1"), (3, "n2")}
 
 
 @pytest.mark.parametrize(
