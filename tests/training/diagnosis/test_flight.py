@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 
 import pytest
@@ -16,7 +16,6 @@ from slurm_health.training.diagnosis.collectives import (
     CollectiveState,
     FlightRecord,
     Operation,
-    Reached,
     Transfer,
     reached_of,
 )
@@ -45,7 +44,6 @@ class Rank:
     host: int = 0
     device: int = 0
     sees: bool = True
-    over: list[Call] = field(default_factory=list)
 
 
 def programs(tensor: int, pipeline: int, data: int, seed: int) -> list[list[Call]]:
@@ -216,18 +214,6 @@ def test_groups_that_torch_calls_alike_are_told_apart_by_their_ranks(told_once: 
         "rank 3 never entered collective 1 of group 0 (nccl) (all_reduce), in which ranks 0-2"
         " waited"
     )
-
-
-def at(rank: int, group: str = "0", *reached: int, members: tuple[int, ...] = ()) -> FlightRecord:
-    """Return a rank that came so far in a group: entered, over, and since when it is inside."""
-    entered, over, *inside = reached
-    of_group = Reached(entered, over, (inside[0], entered) if inside else None)
-    named = {group: members} if members else {}
-    return FlightRecord(rank=rank, members=named, reached={group: of_group})
-
-
-WAITS = tuple(at(rank, "0", 5, 4, 5, members=(0, 1, 2)) for rank in (0, 1))
-PAIR = (0, 1)
 
 
 @rows

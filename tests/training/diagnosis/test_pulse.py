@@ -25,7 +25,7 @@ from tests.support.rows import rows
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 TRAIN = Frame("/home/a/train.py", 70, "main")
-STACKS = {
+STACKS: dict[str, tuple[Frame, ...]] = {
     name: (TRAIN, Frame(place, 900, function))
     for name, place, function in (
         ("collective", f"{TORCH}/distributed/distributed_c10d.py", "all_reduce"),
@@ -49,8 +49,6 @@ INSPECTION_S = 6.0
 # What a main thread that works, and one that only waits, adds to its counters in a second.
 WORKS = {"ran_s": 0.4, "cpu_s": 0.4, "wakes": 50.0}
 COUNTERS = {"ran_s": 0.0, "cpu_s": 0.0, "unserved_s": 0.0, "wakes": 0.0, "io_bytes": 0.0}
-# One that runs a little at times.
-BUSY = {"ran_s": 0.02, "cpu_s": 0.02, "wakes": 0.1}
 
 
 @dataclass
@@ -166,7 +164,7 @@ def watched(
     return None, verdicts
 
 
-FIRST, TWENTIETH, LONG = BEGAN_S + 0.4, BEGAN_S + 10.0, BEGAN_S + 600.0
+FIRST, LONG = BEGAN_S + 0.4, BEGAN_S + 600.0
 
 
 @rows
@@ -315,20 +313,14 @@ def test_a_hang_is_said_once_and_once_that_it_is_over() -> None:
     assert pulse.resumed(LONG + 1006) == []
 
 
-def output(pulse: Pulse, until_s: float) -> None:
-    now_s = BEGAN_S
-    while now_s <= until_s:
-        lines = (f"step {int(now_s) - 1000 + n} loss 0.5\n" for n in range(10))
-        pulse.read("out", "".join(lines), now_s)
-        now_s += 10.0
-
-
 @rows
 def test_lines_that_stay_away_tell_of_a_hang_where_ranks_are_known_to_wait(
     then: dict[str, Any], hangs: bool
 ) -> None:
     training, pulse = Training(LONG, beats=False, then=then), Pulse(NODES)
-    output(pulse, LONG)
+    for now_s in range(int(BEGAN_S), int(LONG) + 1, 10):
+        lines = (f"step {now_s - 1000 + n} loss 0.5\n" for n in range(10))
+        pulse.read("out", "".join(lines), float(now_s))
     after_s, verdicts = watched(training, LONG + 300, pulse)
 
     assert (after_s is not None) == hangs

@@ -22,23 +22,35 @@ from slurm_health.training.monitor.flight_dumps import FlightDumps, record_of
 from tests.support.ended_jobs import job
 from tests.support.rows import rows
 
+PIPELINE, WORLD = ("3", "pipeline"), ("0", "default_pg")
+
+
+def entry(
+    what: str,
+    state: str,
+    number: int,
+    *,
+    group: tuple[str, str] = PIPELINE,
+    p2p: bool = True,
+    library: str = "nccl",
+) -> dict[str, Any]:
+    """Return an entry of a Flight Recorder; each kind is numbered by itself."""
+    return {
+        "process_group": group,
+        "collective_seq_id": 0 if p2p else number,
+        "p2p_seq_id": number if p2p else 0,
+        "profiling_name": f"{library}:{what}",
+        "input_sizes": [[3]],
+        "state": state,
+        "retired": state == "completed",
+        "is_p2p": p2p,
+    }
+
 
 def dump(*whats: str) -> dict[str, Any]:
-    return {
-        "version": "2.10",
-        "entries": [
-            {
-                "process_group": ("0", "default_pg"),
-                "collective_seq_id": number,
-                "profiling_name": f"gloo:{what}",
-                "input_sizes": [[3]],
-                "state": "scheduled",
-                "retired": False,
-                "is_p2p": False,
-            }
-            for number, what in enumerate(whats)
-        ],
-    }
+    of_gloo: dict[str, Any] = {"group": WORLD, "p2p": False, "library": "gloo"}
+    entries = [entry(what, "scheduled", n, **of_gloo) for n, what in enumerate(whats)]
+    return {"version": "2.10", "entries": entries}
 
 
 def collected(directory: Path, *, began_s: float | None = None) -> FlightRecords:
@@ -153,25 +165,6 @@ def test_ranks_that_reduce_other_numbers_or_into_another_size_called_something_e
         assert f"rank 1 called all_reduce {words} as" in difference.description
 
 
-PIPELINE = ("3", "pipeline")
-
-
-def entry(
-    what: str, state: str, number: int, *, group: tuple[str, str] = PIPELINE, p2p: bool = True
-) -> dict[str, Any]:
-    """Return an entry of NCCL's Flight Recorder; each kind is numbered by itself."""
-    return {
-        "process_group": group,
-        "collective_seq_id": 0 if p2p else number,
-        "p2p_seq_id": number if p2p else 0,
-        "profiling_name": f"nccl:{what}",
-        "input_sizes": [[4]],
-        "state": state,
-        "retired": state == "completed",
-        "is_p2p": p2p,
-    }
-
-
 def batch(state: str, number: int, *whats: str, p2p: bool = True) -> list[dict[str, Any]]:
     """Return a batch (batch_isend_irecv): torch updates the state of its last entry alone."""
     last = {**entry("coalesced", state, number), "is_p2p": p2p}
@@ -259,20 +252,19 @@ def test_a_peer_whose_buffer_goes_back_to_no_transfer_is_not_said_to_have_begun_
 
 def test_what_a_group_did_before_its_numbers_began_anew_is_left_out() -> None:
     """A process that destroys its groups and makes them again has the same names and numbers."""
-    world = ("0", "default_pg")
     records = []
     for rank in range(3):
-        before = [entry("all_gather", "completed", n, group=world, p2p=False) for n in range(1, 20)]
-        unended = [entry(f"send {rank}->{(rank + 1) % 3}", "started", 1, group=world)]
-        now = [entry("all_reduce", "completed", n, group=world, p2p=False) for n in range(1, 6)]
-        waits = [entry("all_reduce", "started", 6, group=world, p2p=False)] if rank != 2 else []
+        before = [entry("all_gather", "completed", n, group=WORLD, p2p=False) for n in range(1, 20)]
+        unended = [entry(f"send {rank}->{(rank + 1) % 3}", "started", 1, group=WORLD)]
+        now = [entry("all_reduce", "completed", n, group=WORLD, p2p=False) for n in range(1, 6)]
+        waits = [entry("all_reduce", "started", 6, group=WORLD, p2p=False)] if rank != 2 else []
         entries = [*before, *unended, *now, *waits]
-        records.append(record(rank, entries, [0, 1, 2], group=world))
+        records.append(record(rank, entries, [0, 1, 2], group=WORLD))
 
     difference = CollectiveState(records).difference
     assert difference is not None
     assert difference.description == (
-        "rank 2 never entered collective 6 of group 0 (nccl) (all_reduce [[4]]), in which"
+        "rank 2 never entered collective 6 of group 0 (nccl) (all_reduce [[3]]), in which"
         " ranks 0-1 waited"
     )
 

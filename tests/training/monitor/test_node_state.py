@@ -134,7 +134,6 @@ def test_what_the_kernel_said_since_the_script_began_is_collected(tmp_path: Path
 
 LOST = "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, name=x, GPU has fallen off the bus."
 LINK = "NVRM: Xid (PCI:0000:3b:00): 149, NETIR_LINK_EVT  {word} XC0 i0 Link 01 (0x0)"
-SWITCH = "nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): 20034, {word}, Link 28 LTSSM Fault Up"
 READ_ONLY = "EXT4-fs (sda1): Remounting filesystem read-only"
 KILLED = "Out of memory: Killed process 77 (python) total-vm:1kB, anon-rss:1kB"
 EXCEPTION = "NVRM: Xid (PCI:0000:86:00): 13, pid=77, name=python, Graphics SM Exception"
