@@ -86,10 +86,6 @@ def output(site: Site, job: int) -> str:
     return site.read(f"out-{job}.txt")
 
 
-def plans(site: Site, job: int) -> list[str]:
-    return [record["plan"] for record in site.records(job, writer="restart")]
-
-
 # --- what its owner is told -----------------------------------------------------------------------
 
 
@@ -196,7 +192,7 @@ def test_a_rank_that_keeps_the_others_waiting_is_replaced_with_its_node_by_the_s
     event = training.wait_record(job, "training_event", writer="monitor")
     assert (event["diagnosed"]["cause"], event["diagnosed"]["nodes"]) == (found, ["n2"])
     assert bool(event.get("at_rest")) == (env is SILENT)
-    assert plans(training, job) == ["check"]
+    assert [r["plan"] for r in training.records(job, writer="restart")] == ["check"]
     # Nothing is held against the node, and it stays in the job as its spare.
     assert training.drained() == {}
     assert expand(record["NodeList"]) == ("n1", "n2", "n3", "n4")
