@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.played_gpu.description import VARIABLE, Device, machine, write
+from tests.support.unshared import free_port
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/reference/device-calls.md").read_text()
@@ -46,9 +46,7 @@ def held(played_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     """What each fact came to, on each rank that looked."""
     directory = tmp_path_factory.mktemp("facts")
     write(directory / "gpus", machine(2, Device(memory_bytes=2 << 30), seed=str(directory)))
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = str(one.getsockname()[1])
+    port = str(free_port())
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(directory), "PYTHONPATH": str(ROOT)}
     environ[VARIABLE] = str(directory / "gpus")
     argv = [str(played_python), "-W", "ignore", "-m", FACTS_MODULE]

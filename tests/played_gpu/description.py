@@ -112,13 +112,6 @@ def machine(
     )
 
 
-def with_device(played: Machine, index: int, **changes: object) -> Machine:
-    """Return the machine with one device described otherwise."""
-    devices = list(played.devices)
-    devices[index] = dataclasses.replace(devices[index], **changes)  # type: ignore[arg-type]
-    return dataclasses.replace(played, devices=tuple(devices))
-
-
 def with_faults(played: Machine, *faults: Fault) -> Machine:
     """Return the machine with these faults as well; one of the same kind and device gives way."""
     new = {(fault.device, fault.kind) for fault in faults}

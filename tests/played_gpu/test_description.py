@@ -19,7 +19,6 @@ from tests.played_gpu.description import (
     read,
     strike,
     text,
-    with_device,
     with_faults,
     write,
 )
@@ -35,7 +34,7 @@ H100 = Device(
 
 def test_a_description_is_read_as_it_was_written(tmp_path: Path) -> None:
     played = with_faults(
-        with_device(machine(4, H100, address="10.0.0.3", seed="n3"), 2, tflops=400.0),
+        machine(4, H100, address="10.0.0.3", seed="n3"),
         Fault(device=2, kind="sticky_error", value=214, after=3),
         Fault(device=0, kind="memory_used", value=80e9),
         Fault(device=1, kind="slow", value=0.55),
