@@ -38,12 +38,6 @@ def site(module_site: HookedSite) -> Iterator[HookedSite]:
     module_site.lab.reset()
 
 
-def asked(site: HookedSite) -> dict[str, int]:
-    return {
-        name: count for name, count in site.calls().items() if any(word in name for word in ASKING)
-    }
-
-
 def test_a_prolog_that_finds_a_fault_drains_and_the_job_runs_elsewhere(site: HookedSite) -> None:
     site.on("n1", "touch", FLAG)
     site.forget_calls()
@@ -62,7 +56,8 @@ def test_a_prolog_that_finds_a_fault_drains_and_the_job_runs_elsewhere(site: Hoo
     assert f" check=flag job={job} t=" in reason
     assert f"{FLAG} exists" in reason
     # The count that a well node keeps at nothing does count.
-    assert sum(asked(site).values()) >= 3
+    asked = [name for name in site.calls().elements() if any(word in name for word in ASKING)]
+    assert len(asked) >= 3
 
 
 def test_a_user_without_rights_gets_a_truly_bad_node_drained(site: HookedSite) -> None:

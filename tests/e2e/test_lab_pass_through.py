@@ -76,11 +76,6 @@ def submit_both(site: Site, *words: str, **options: Any) -> tuple[int, int]:
     return int(plain.stdout), int(ours.stdout)
 
 
-def submit(site: Site, *words: str, **options: Any) -> int:
-    """Submit with slurm-health sbatch alone; the job."""
-    return int(run(site, *OURS, "--parsable", *words, **options).stdout)
-
-
 def world(site: Site, job: int) -> dict[str, Any]:
     ended = site.ended(job)
     output = site.lab.job_output(job)
@@ -152,7 +147,8 @@ while :; do read -rt 0.2 -u 3; done
 def test_scancel_delivers_a_signal_to_the_script_exactly_once_and_ends_it_leaving_nothing(
     site: Site,
 ) -> None:
-    job = str(submit(site, "-N1", site.script("counting.sh", COUNTING)))
+    script = site.script("counting.sh", COUNTING)
+    job = run(site, *OURS, "--parsable", "-N1", script).stdout.strip()
 
     def await_lines(count: int) -> list[str]:
         def look() -> list[str]:
