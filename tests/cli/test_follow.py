@@ -88,7 +88,7 @@ def test_a_job_that_was_requeued_is_followed_to_its_next_attempt(tmp_path: Path)
         shown.read_until("the job is pending again (BeginTime): train.sh finished")
         slurm.change_job(12, state="RUNNING", nodes=["n1", "n2"])  # nothing of it is written yet
         asked = len(slurm.calls("scontrol"))
-        eventually(lambda: len(slurm.calls("scontrol")) > asked + 6, "Slurm is asked twice")
+        eventually(lambda: len(slurm.calls("scontrol")) > asked + 3, "Slurm is asked again")
         assert shown.process.poll() is None
         clock = Clock(time.time())
         RunJournal(tmp_path / "journal", label="1", nodes=["n1", "n2"], clock=clock).start()

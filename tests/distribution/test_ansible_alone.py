@@ -68,15 +68,6 @@ def lay_out(tmp_path: Path) -> dict[str, object]:
     }
 
 
-def test_what_it_has_installed_is_removed_whole(tmp_path: Path) -> None:
-    settings = lay_out(tmp_path)
-
-    said = play(tmp_path, "uninstall.yml", **settings)
-
-    left = {each.name for each in tmp_path.iterdir()} - {"bin", "ansible", "inventory.json"}
-    assert left == set(), said
-
-
 def test_what_the_site_has_beside_it_stays(tmp_path: Path) -> None:
     settings = lay_out(tmp_path)
     own = [tmp_path / "etc/slurm.conf", tmp_path / "etc/prolog/90-site"]

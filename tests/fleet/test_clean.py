@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from slurm_health.fleet.clean import JobJournal, RunningJobs, choose, size_text
+from slurm_health.fleet.clean import JobJournal, RunningJobs, choose
 from tests.cases import cases
 
 NOW_S = 1_700_000_000.0
@@ -24,12 +24,3 @@ def test_what_is_old_goes_unless_its_job_may_be_running(
 
     assert go == ([] if why_it_stays is not None else own)
     assert stay == ({why_it_stays: own} if why_it_stays else {})
-
-
-def test_sizes_are_said_as_people_say_them() -> None:
-    assert [size_text(each) for each in (0, 999, 999_999, 34_100_000)] == [
-        "0 bytes",
-        "999 bytes",
-        "1 MB",
-        "34.1 MB",
-    ]

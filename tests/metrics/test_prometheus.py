@@ -88,23 +88,6 @@ def questions() -> list[tuple[str, str]]:
     ]
 
 
-def test_the_dashboard_has_a_place_and_a_number_of_its_own_for_each_panel() -> None:
-    dashboard = json.loads(templates.shipped("grafana").joinpath("slurm-health.json").read_text())
-    panels = dashboard["panels"]
-    places = [panel["gridPos"] for panel in panels]
-    covered = [
-        (x, y)
-        for place in places
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
-    ]
-
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    assert len(set(covered)) == len(covered)
-    assert max(x for x, _ in covered) < 24  # columns of Grafana's grid
-    assert {each["name"] for each in dashboard["templating"]["list"]} == {"datasource", "check"}
-
-
 def await_value(ask: Callable[[], list[float]], wanted: list[float]) -> None:
     until_s = time.monotonic() + DEADLINE_S
     found: list[float] = []

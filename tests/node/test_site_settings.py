@@ -9,37 +9,10 @@ from pathlib import Path
 import pytest
 
 from slurm_health.node import site as site_file
-from slurm_health.node.checks.memory import Memory
-from slurm_health.node.rules.finding import Status
 from slurm_health.preflight import config
 from slurm_health.records.errors import ConfigError
 from tests.cases import cases
 from tests.support.sites import load_site, write_site
-
-
-def test_a_check_is_read_with_its_limits(tmp_path: Path) -> None:
-    site = load_site(
-        tmp_path,
-        """
-        journal = "/shared/journals"
-        [checks.ram]
-        check = "memory"
-        min_total_gib = 500
-        contexts = ["prolog"]
-        nodes = ["gpu[01-16]"]
-        severity = "warn"
-        time_limit_s = 2
-        shadow = true
-        """,
-    )
-    (planned,) = site.planned
-    assert planned.check == Memory(min_total_gib=500)
-    assert planned.contexts == ("prolog",)
-    assert planned.severity is Status.WARN
-    assert planned.shadow
-    assert planned.line == 3
-    assert site.journal == "/shared/journals"
-    assert load_site(tmp_path / "off", "[checks.memory]\nenabled = false\n").planned == ()
 
 
 @cases("node/site_settings.toml")

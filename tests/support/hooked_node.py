@@ -77,14 +77,6 @@ class Node:
         """Have its hooks wait no longer for anything."""
         self.timing = Timing(slurm_s=limit_s, lock_s=limit_s, journal_s=30, spread_s=0)
 
-    def wait(self, minutes: float, boot: str = "") -> None:
-        """Let the kernel's clock go on; with `boot`, start the machine anew."""
-        uptime = self.machine / "proc/uptime"
-        now_s = 0.0 if boot else float(uptime.read_text().split()[0])
-        uptime.write_text(f"{now_s + 60 * minutes:.2f} 0.00\n")
-        if boot:
-            (self.machine / "proc/sys/kernel/random/boot_id").write_text(f"{boot}\n")
-
     def environ(self, job: int = 0, uid: int = 1000, **extra: str) -> dict[str, str]:
         environ = {"PATH": self.slurm.path, "SLURMD_NODENAME": self.name}
         if job:

@@ -143,7 +143,7 @@ run_all({{number: (work, 3600) for number in range(20)}})
 
 
 def test_a_child_that_starts_as_the_hook_is_told_to_end_is_ended_too(tmp_path: Path) -> None:
-    for attempt in range(10):
+    for attempt in range(3):
         notes = tmp_path / str(attempt)
         notes.mkdir()
         code = ENDED_AT_ONCE.format(path=sys.path, notes=str(notes))

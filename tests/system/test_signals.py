@@ -51,9 +51,8 @@ threading.Thread(target=work, daemon=True).start()
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("before", ["", BUSY])
-@pytest.mark.parametrize("attempt", range(5))
 def test_a_signal_ends_a_process_wherever_python_is_at_that_moment(
-    attempt: int, before: str, number: signal.Signals
+    before: str, number: signal.Signals
 ) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", before + IN_CALLBACKS],

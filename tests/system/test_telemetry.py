@@ -6,7 +6,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_health.system.telemetry import Gauge, MetricSample, one_of, prometheus_text
+from slurm_health.system.telemetry import Gauge, MetricSample, prometheus_text
 
 LINE = re.compile(r'[a-z_]+(\{[a-z]+="(?:[^"\\\n]|\\["\\])*"\})? \S+')
 
@@ -18,13 +18,6 @@ def test_a_metric_has_its_help_its_type_and_its_values() -> None:
     assert prometheus_text([none, gauge]) == (
         '# HELP heat_celsius How hot.\n# TYPE heat_celsius gauge\nheat_celsius{gpu="0"} 1.5\n'
     )
-
-
-def test_a_state_is_one_for_what_it_is_and_zero_for_all_else() -> None:
-    assert one_of("b", "ab", "state") == [
-        MetricSample(0.0, {"state": "a"}),
-        MetricSample(1.0, {"state": "b"}),
-    ]
 
 
 @given(st.text(), st.floats())

@@ -184,12 +184,12 @@ def test_a_refused_drain_is_no_return_by_a_person(node: Node, slurm: HookedSlurm
 
 @pytest.mark.heavy
 def test_after_a_trip_a_faulty_node_asks_nothing(rack: list[Node], slurm: HookedSlurm) -> None:
-    for each in rack:
+    for each in rack[:8]:
         each.break_it()
         each.healthcheck()
     before = shared.read_ledger(rack[0].site.breaker)
     asked = len(slurm.calls())
-    for each in rack[5:]:
+    for each in rack[5:8]:
         assert not each.prolog()
         assert "the breaker of gpu has tripped" in each.said
     assert len(slurm.calls()) == asked

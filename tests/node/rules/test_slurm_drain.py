@@ -25,7 +25,6 @@ from slurm_health.node.rules.slurm_drain import (
 from slurm_health.node.rules.slurm_reasons import (
     COMPLETING,
     REASONS,
-    Return,
     explained,
     job_in,
     kind_of,
@@ -151,7 +150,3 @@ def test_the_advice_to_the_owner_fits_what_the_processes_wait_for() -> None:
     assert "ulimit -c 0" in advice_for([_other("n8", held=(dump,))])
     assert "/scratch" in advice_for([DRAIN])
     assert "KillWait" in advice_for([_other("n8", held=())])
-
-
-def test_every_rule_of_return_is_used() -> None:
-    assert {row.lifted_by for row in (*REASONS, COMPLETING)} == set(Return)

@@ -220,14 +220,6 @@ def test_sacct_is_advised_where_it_would_tell(tmp_path: Path, accounting: str, t
 ENVIRON = dict(os.environ)
 
 
-def test_a_failure_tells_command_code_and_words() -> None:
-    with pytest.raises(SlurmCommandError, match="failed with code 3: it broke") as caught:
-        run(["sh", "-c", "echo it broke >&2; exit 3"], environ=ENVIRON)
-
-    assert caught.value.returncode == 3
-    assert caught.value.stderr == "it broke\n"
-
-
 def test_the_path_of_the_environment_counts_and_any_text_is_an_answer(tmp_path: Path) -> None:
     with pytest.raises(SlurmCommandMissing, match="no-such-command not found on PATH"):
         run(["no-such-command"], environ=ENVIRON)

@@ -80,9 +80,6 @@ def test_slurm_is_asked_of_jobs_with_gpus_only(environ: dict[str, str], asked: b
     assert may_have_gpus(environ) is asked
 
 
-# --- any text -------------------------------------------------------------------------------------
-
-
 # --- what Slurm says ---------------------------------------------------------------------------
 
 SHOWN = read(SLURM, "job-*.txt") + read(SLURM, "node*.txt") + read(SLURM, "config.txt")

@@ -304,9 +304,6 @@ def test_both_readers_say_the_same_of_a_node_in_maintenance(played: tuple[Lab, S
 # --- which reader is used, and what becomes of one that breaks ------------------------------------
 
 
-# --- which reader is used ------------------------------------------------------------------------
-
-
 @cases("system/slurm/reader_choice.toml")
 def test_pyslurm_is_used_where_it_fits_and_was_tested(pyslurm: str, slurm: str, said: str) -> None:
     assert said in mismatch(pyslurm, slurm)
