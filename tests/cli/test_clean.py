@@ -143,9 +143,7 @@ def test_a_journal_that_cannot_be_removed_does_not_keep_the_others(tmp_path: Pat
     assert "13" not in left(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("answer", "kept"), [(b"n\n", ["12"]), (b"\n", ["12"]), (b"y\n", []), (b"", ["12"])]
-)
+@pytest.mark.parametrize(("answer", "kept"), [(b"\n", ["12"]), (b"y\n", []), (b"", ["12"])])
 def test_on_a_terminal_it_asks_first_and_can_be_interrupted(
     tmp_path: Path, answer: bytes, kept: list[str]
 ) -> None:

@@ -18,20 +18,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+PLAYED = ROOT / "tests" / "data" / "packages"
 PYTHON = f"python3.{sys.version_info.minor}"
 # Tells the copy from this machine: what runs there ends with it.
-OVERLAY = """
-set -e
-mount -t tmpfs none "$1"
-mkdir "$1/new" "$1/work" "$1/root"
-mount -t overlay overlay -o "lowerdir=/,upperdir=$1/new,workdir=$1/work" "$1/root"
-mount -t proc proc "$1/root/proc"
-mount --bind /dev "$1/root/dev"
-mkdir -p "$1/root/packages"
-mount --bind "$2" "$1/root/packages"
-rm -rf "$1/root/etc/slurm-health" "$1/root/opt/slurm-health"
-exec chroot "$1/root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root sh -ec "$3"
-"""
+OVERLAY = (PLAYED / "overlay.sh").read_text()
 
 
 def run(*words: object, check: bool = True, environ: Mapping[str, str] | None = None) -> str:
@@ -66,25 +56,8 @@ def copy(tmp_path: Path, packages: Path) -> Callable[[str], str]:
     return within
 
 
-IN_PLACE = """
-mkdir /root/of-another && echo 'raise SystemExit("of another Python")' > /root/of-another/click.py
-PYTHONPATH=/root/of-another slurm-health --version
-slurm-health templates sweep | head -n 1
-slurm-health templates dashboard | grep -c '"title": "slurm-health"'
-ls /usr/share/bash-completion/completions/slurm-health
-grep ^python= /etc/slurm-health/prolog/slurm-health
-slurm-health init hooks /root/hooks
-slurm-health doctor | grep 'do: nothing, or as root: documentation' || true
-/opt/slurm-health/bin/python -c 'import torch' 2>&1 | tail -n 1
-sed -i s/limit=120/limit=90/ /etc/slurm-health/prolog/slurm-health
-echo '[hooks]' > /etc/slurm-health/config.toml
-"""
-AFTERWARDS = """
-cat /etc/slurm-health/config.toml
-grep ^limit= /etc/slurm-health/prolog/slurm-health
-/etc/slurm-health/prolog/slurm-health && echo jobs start
-test ! -e /opt/slurm-health && echo gone
-"""
+IN_PLACE = (PLAYED / "in_place.sh").read_text()
+AFTERWARDS = (PLAYED / "afterwards.sh").read_text()
 
 
 def holds(said: str) -> None:

@@ -41,27 +41,7 @@ PLAYBOOK = shutil.which(
 )
 # Ansible's closing lines: n1 : ok=9 changed=3 unreachable=0 ...
 _RECAP = re.compile(r"^(\S+) +: ok=\d+ +changed=(\d+)", re.M)
-SITE = """\
-[hooks]
-drain = false
-state = "{state}"
-
-[breaker]
-directory = "{shared}"
-share = 0.2
-
-[checks.flag]
-check = "file"
-path = "/tmp/broken"
-exists = false
-shadow = true
-
-[checks.other]
-check = "file"
-path = "/tmp/other"
-exists = false
-shadow = true
-"""
+SITE = (Path(__file__).parents[1] / "data" / "ansible" / "config.toml").read_text()
 
 
 @dataclass

@@ -132,18 +132,7 @@ def test_nodes_that_slurm_really_lost_are_lost_and_only_one_of_them_is_down() ->
     ]
 
 
-LOST = ("DOWN*", "DOWN+CLOUD+POWERED_DOWN", "ALLOCATED*", "MIXED+DRAIN+NOT_RESPONDING")
-# With a mark for what is to come, or silent while Slurm boots it for another job.
-NOT_LOST = (
-    *("ALLOCATED", "ALLOCATED+CLOUD+POWER_DOWN", "MIXED+CLOUD+POWER_DRAIN", "ALLOCATED+FAIL"),
-    *("FAILING", "IDLE+POWERED_DOWN", "IDLE~", "MIXED+DRAIN+INVALID_REG", "ALLOCATED+MAINTENANCE"),
-    *("", "MIXED+CLOUD+NOT_RESPONDING+POWERING_UP", "IDLE+NOT_RESPONDING+REBOOT_ISSUED"),
-)
-
-
-@pytest.mark.parametrize(
-    ("state", "lost"), [*((state, True) for state in LOST), *((state, False) for state in NOT_LOST)]
-)
+@cases("records/nodeset.toml")
 def test_a_node_that_is_down_or_does_not_answer_is_lost(state: str, lost: bool) -> None:
     assert is_lost(state) is lost
     assert lost or not is_down(state)

@@ -195,21 +195,6 @@ print(run_one(lambda: b"seen", 3))
     assert done.stdout.startswith("Answered(data=b'seen'"), done
 
 
-def test_an_interrupt_while_a_child_is_started_is_heard() -> None:
-    code = """
-import os, signal
-from slurm_health.system.killable import run_one
-os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
-try:
-    run_one(bytes, 60.0)
-except KeyboardInterrupt:
-    print("heard")
-"""
-    argv = [sys.executable, "-c", code]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("heard\n", "")
-
-
 @pytest.mark.parametrize(("takes_bytes", "kind"), [(32 << 20, Answered), (256 << 20, Broke)])
 def test_a_limit_of_memory_is_of_the_child(takes_bytes: int, kind: type[WorkResult]) -> None:
     def work() -> bytes:

@@ -12,42 +12,11 @@ from pathlib import Path
 import pytest
 
 from slurm_health.system.proc import CpuLimits, mounted_by_users, scheduled
+from tests.cases import cases
 from tests.support.journals import write_healthy_run
 
-V2 = "30 25 0:26 {} {} rw - cgroup2 cgroup2 rw"
 
-
-@pytest.mark.parametrize(
-    ("counts", "mounts", "cgroup", "throttled_s"),
-    [
-        pytest.param(
-            {"a/job": "nr_throttled 4\nthrottled_usec 2500000\n", "a/job/step_0": "usage_usec 9\n"},
-            V2.format("/", "{}"),
-            "0::/a/job/step_0\n",
-            2.5,
-            id="a cgroup above",
-        ),
-        pytest.param(
-            {"job": "nr_periods 3\nnr_throttled 2\nthrottled_time 1500000000\n"},
-            "31 25 0:27 / /nowhere rw - cgroup cgroup rw,memory\n"
-            "30 25 0:26 / {} rw - cgroup cgroup rw,cpu,cpuacct",
-            "5:memory:/\n4:cpu,cpuacct:/job\n0::/\n",
-            1.5,
-            id="version 1, in nanoseconds",
-        ),
-        pytest.param(
-            {"step": "throttled_usec 1000000\n"},
-            V2.format("/pod", "{}"),
-            "0::/pod/step\n",
-            1.0,
-            id="what is mounted in a container",
-        ),
-        *(
-            pytest.param({}, f"torn\n{V2.format('/pod', '{}')}", text, 0.0, id="nothing")
-            for text in ("", "0::/elsewhere\n", "nonsense\n")
-        ),
-    ],
-)
+@cases("system/proc.toml")
 def test_what_limits_of_processors_cost_is_read_from_cgroups(
     tmp_path: Path, counts: dict[str, str], mounts: str, cgroup: str, throttled_s: float
 ) -> None:
@@ -86,13 +55,10 @@ nfs:/v {root}/lab/10 nfs4 rw,user_id=1001 0 0
 
 def test_what_users_have_mounted_is_told_from_what_a_site_has(tmp_path: Path) -> None:
     mounts = tmp_path / "mounts"
+    assert mounted_by_users(tmp_path, mounts) == frozenset()
     mounts.write_text(MOUNTS.format(root=tmp_path / "root"))
 
     assert mounted_by_users(tmp_path / "root", mounts) == {"lab/7", "lab/8", "fake"}
-
-
-def test_a_machine_that_tells_no_mounts_has_none(tmp_path: Path) -> None:
-    assert mounted_by_users(tmp_path, tmp_path / "mounts") == frozenset()
 
 
 @pytest.mark.root

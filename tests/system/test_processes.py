@@ -68,13 +68,16 @@ def said(process: subprocess.Popen[bytes]) -> str:
     return text.decode().strip()
 
 
-def test_an_interrupt_while_a_child_is_started_is_heard() -> None:
-    code = """
+@pytest.mark.parametrize(
+    "start", ['processes.start_tied(["true"], environ=os.environ)', "killable.run_one(bytes, 60.0)"]
+)
+def test_an_interrupt_while_a_child_is_started_is_heard(start: str) -> None:
+    code = f"""
 import os, signal
-from slurm_health.system.processes import start_tied
+from slurm_health.system import killable, processes
 os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
 try:
-    start_tied(["true"], environ=os.environ)
+    {start}
 except KeyboardInterrupt:
     print("heard")
 """

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,9 @@ from slurm_health.node.run import measure
 from tests.support.sites import tree
 from tests.support.supervised import write_executable
 
-MEMINFO = """\
-MemTotal:       527954872 kB
-MemFree:        480000000 kB
-MemAvailable:   500000000 kB
-SwapTotal:        8388604 kB
-SwapFree:         8388604 kB
-HugePages_Total:       0
-"""
+WELL: dict[str, str] = tomllib.loads(
+    (Path(__file__).parents[2] / "data" / "well_machine.toml").read_text()
+)
 STAT = "{pid} ({name}) {state} 1 {pid} {pid} 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 {pid}00 0 0 0\n"
 IB = "/sys/class/infiniband/mlx5_{n}/ports/1"
 
@@ -30,42 +26,6 @@ def process(pid: int, name: str, state: str = "S", uid: int = 0) -> dict[str, st
         f"/proc/{pid}/stat": STAT.format(pid=pid, name=name, state=state),
         f"/proc/{pid}/status": f"Name:\t{name}\nUid:\t{uid}\t0\t0\t0\n",
     }
-
-
-def port(n: int, state: str = "4: ACTIVE", rate: str = "400 Gb/sec (4X NDR)") -> dict[str, str]:
-    base = IB.format(n=n)
-    return {
-        f"{base}/state": f"{state}\n",
-        f"{base}/phys_state": "5: LinkUp\n" if "ACTIVE" in state else "3: Disabled\n",
-        f"{base}/rate": f"{rate}\n",
-        f"{base}/link_layer": "InfiniBand\n",
-        f"{base}/counters/link_downed": "0\n",
-        f"{base}/counters/symbol_error": "12\n",
-    }
-
-
-WELL = {
-    "/proc/meminfo": MEMINFO,
-    "/proc/loadavg": "0.42 0.30 0.10 1/900 4711\n",
-    "/proc/uptime": "10000.00 9000.00\n",
-    "/proc/sys/kernel/random/boot_id": "b-1\n",
-    "/proc/self/mounts": "/dev/sda1 / ext4 rw,relatime 0 0\n/dev/sdb1 /scratch ext4 rw 0 0\n",
-    "/sys/devices/system/cpu/online": "0-63,128-191\n",
-    "/sys/devices/system/clocksource/clocksource0/current_clocksource": "tsc\n",
-    "/sys/devices/system/edac/mc/mc0/ce_count": "3\n",
-    "/sys/devices/system/edac/mc/mc0/ue_count": "0\n",
-    "/sys/class/net/eth0/operstate": "up\n",
-    "/sys/class/net/eth0/speed": "100000\n",
-    "/sys/class/net/eth0/duplex": "full\n",
-    "/sys/class/net/eth0/carrier_changes": "2\n",
-    "/sys/class/net/eth0/statistics/rx_errors": "0\n",
-    "/scratch/.keep": "",
-    "/dev/kmsg": "6,1,9999000000,-;eth0: link becomes ready\n",
-    **process(1, "systemd"),
-    **process(700, "munged"),
-    **port(0),
-    **port(1),
-}
 
 
 @pytest.fixture

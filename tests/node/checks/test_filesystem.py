@@ -65,61 +65,15 @@ def test_nothing_is_left_behind_by_a_trial_write(well: CheckContext) -> None:
     assert [each.name for each in well.path("/scratch").iterdir()] == [".keep"]
 
 
-IMPORT = """\
-osc.scratch-OST0003-osc-ffff9a41b2c3d000.import=
-import:
-    name: scratch-OST0003-osc-ffff9a41b2c3d000
-    target: scratch-OST0003_UUID
-    state: {state}
-    connect_flags: [ write_grant, server_lock, version ]
-    import_flags: [ replayable, pingable ]
-    connection:
-       failover_nids: [ "10.0.0.3@tcp" ]
-"""
-GPFS = """\
-mmgetstate::HEADER:version:reserved:reserved:nodeName:nodeNumber:state:quorum:nodesUp:totalNodes:\
-remarks:cnfsState:
-mmgetstate::0:1:::n1.example.org:11:{state}:4:7:112::(undefined):
-"""
-BEEGFS = """\
-Management
-==========
-mgmt1 [ID: 1]: reachable at 10.0.0.1:8008 (protocol: TCP)
-
-Storage
-==========
-storage1 [ID: 1]: {state}
-"""
-WEKA = """\
-Weka v4.2.0 (CLI build 4.2.0)
-Cgroups: mode=auto, enabled=true
-
-Containers: {state} (1 weka)
-Nodes: 2/2 running (2 READY)
-Mounts: 1
-"""
-PASS, WARN = Status.PASS, Status.WARN
+OUTPUTS = Path(__file__).parents[2] / "data" / "storage_clients"
 
 
-@pytest.mark.parametrize(
-    ("kind", "output", "state", "status", "text"),
-    [
-        ("lustre", IMPORT, "FULL", PASS, ""),
-        ("lustre", IMPORT, "IDLE", PASS, ""),
-        ("lustre", IMPORT, "DISCONN", WARN, "lustre: target: scratch-OST0003_UUID state: DISCONN"),
-        ("lustre", IMPORT, "EVICTED", WARN, "lustre: target: scratch-OST0003_UUID state: EVICTED"),
-        ("gpfs", GPFS, "active", PASS, ""),
-        ("gpfs", GPFS, "down", WARN, "gpfs: down"),
-        ("beegfs", BEEGFS, "reachable at 10.0.0.2:8003 (protocol: TCP)", PASS, ""),
-        ("beegfs", BEEGFS, "UNREACHABLE", WARN, "beegfs: storage1 [ID: 1]: UNREACHABLE"),
-        ("wekafs", WEKA, "1/1 running", PASS, ""),
-        ("wekafs", WEKA, "0/1 running", WARN, "wekafs: Containers: 0/1 running"),
-    ],
-)
+@cases("node/checks/filesystem.toml")
 def test_a_client_without_its_server_is_a_warning_by_its_own_words(
-    kind: str, output: str, state: str, status: Status, text: str
+    kind: str, state: str, status: Status, text: str
 ) -> None:
-    finding = StorageClients().judge(kind, ProgramRun(0, output.format(state=state)))
+    output = (OUTPUTS / f"{kind}.txt").read_text().format(state=state)
+    finding = StorageClients().judge(kind, ProgramRun(0, output))
     assert (finding.status, finding.text) == (status, text)
 
 

@@ -19,29 +19,9 @@ from tests.support.hooked_slurm import HookedSlurm
 from tests.support.sites import load_site, write_site
 from tests.support.supervised import write_executable
 
-GOOD = """\
-HealthCheckInterval     = 300 sec
-HealthCheckNodeState    = ANY
-HealthCheckProgram      = {hook}
-JobRequeue              = 1
-Prolog                  = {hook}
-Epilog                  = {hook}
-PrologEpilogTimeout     = 600
-PrologFlags             = Alloc,DeferBatch
-SchedulerParameters     = nohold_on_prolog_fail
-UnkillableStepProgram   = {hook}
-UnkillableStepTimeout   = 60 sec
-MessageTimeout          = 10 sec
-"""
-SHIM = """\
-#!/bin/sh
-python={python}
-config={config}
-slurm={slurm}
-limit=50
-PATH=$slurm:/usr/sbin
-timeout "$limit" "$python" -I -m slurm_health.node.hooks prolog "$config"
-"""
+DATA = Path(__file__).parents[2] / "data" / "doctor"
+GOOD = (DATA / "slurm.conf").read_text()
+SHIM = (DATA / "shim.sh").read_text()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from slurm_health.records.errors import ConfigError
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Node as SlurmNode
 from tests.cases import cases
-from tests.node.checks.conftest import MEMINFO
+from tests.node.checks.conftest import WELL
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
 from tests.support.notified import into_file, received
@@ -285,7 +285,7 @@ def test_a_drained_node_is_listed_with_its_passes(node: Node, slurm: HookedSlurm
     node.healthcheck()
     assert "faulty: memory: " in listed()
     node.mend()
-    (node.machine / "proc/meminfo").write_text(MEMINFO)
+    (node.machine / "proc/meminfo").write_text(WELL["/proc/meminfo"])
     for passes in (1, 2):
         node.now_s += 61
         node.healthcheck()

@@ -26,23 +26,6 @@ NOTE = "slurm-health: job 3: network: allgather 95 GB/s, limit k=v"
 LAB_LIMIT_S = 60.0
 ODD_NAME = "a 'b\" c\nd Requeue=0 JobState=X"
 ODD_COMMENT = "x\nJobId=99 y "
-# Answers from recorded files, and refuses in Slurm's words what they do not have.
-RECORDED = """\
-#!/bin/sh
-cd '{data}'
-case "$*" in
-"show job -o 4") cat job-running.txt ;;
-"show job -o 5") cat job-requeued-held.txt ;;
-"show job -o 18") cat job-array.txt ;;
-"show job -o 19" | "show job -o 18_1") grep ArrayTaskId=1 job-array.txt ;;
-"show job -o 20") cat job-odd-name.txt ;;
-"show job -o "*) echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1 ;;
-"show node -o n1") cat node-idle.txt ;;
-"show node -o n2") cat node-drained.txt ;;
-"show node -o n[1-2]" | "show nodes -o") cat node-idle.txt node-drained.txt ;;
-*) echo "Node $4 not found" >&2; exit 1 ;;
-esac
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +50,8 @@ class Stage:
 
 def recorded(directory: Path) -> Stage:
     scontrol = directory / "scontrol"
-    text = RECORDED.format(data=DATA)
+    # From recorded files; what they do not have is refused in Slurm's words.
+    text = f"#!/bin/sh\ncd '{DATA}'\n. ./scontrol.sh\n"
     write_executable(scontrol, text)
     says = "#!/bin/sh\necho 'Unable to contact slurm controller (connect failure)' >&2; exit 1\n"
     environ = {"PATH": f"{directory}:/usr/bin:/bin"}

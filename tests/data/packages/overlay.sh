@@ -1,0 +1,10 @@
+set -e
+mount -t tmpfs none "$1"
+mkdir "$1/new" "$1/work" "$1/root"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$1/new,workdir=$1/work" "$1/root"
+mount -t proc proc "$1/root/proc"
+mount --bind /dev "$1/root/dev"
+mkdir -p "$1/root/packages"
+mount --bind "$2" "$1/root/packages"
+rm -rf "$1/root/etc/slurm-health" "$1/root/opt/slurm-health"
+exec chroot "$1/root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root sh -ec "$3"
