@@ -14,7 +14,7 @@ import pytest
 
 from tests.lab import Lab
 from tests.lab.inside import Result
-from tests.lab.installed_site import COMMAND, DEADLINE_S, Site
+from tests.lab.installed_site import COMMAND, DEADLINE_S, Site, levels
 from tests.lab.played_nodes import FAKE_WORKER, play
 
 pytestmark = [
@@ -76,6 +76,11 @@ def submit_both(site: Site, *words: str, **options: Any) -> tuple[int, int]:
     return int(plain.stdout), int(ours.stdout)
 
 
+def submit(site: Site, *words: str, **options: Any) -> int:
+    """Submit with slurm-health sbatch alone; the job."""
+    return int(run(site, *OURS, "--parsable", *words, **options).stdout)
+
+
 def world(site: Site, job: int) -> dict[str, Any]:
     ended = site.ended(job)
     output = site.lab.job_output(job)
@@ -133,6 +138,19 @@ def test_a_script_that_cannot_run_or_dies_ends_as_with_sbatch(site: Site, text: 
     assert plain["ExitCode"] != "0:0"
 
 
+@pytest.mark.heavy
+def test_every_task_of_an_array_is_checked_and_reported_under_its_own_name(site: Site) -> None:
+    text = "#!/bin/sh\necho task $SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT\n"
+    script = site.script("array.sh", text)
+    number = submit(site, "-N1", "--array=1,3", "--output=task-%A-%a.out", script)
+    for task in (1, 3):
+        assert site.ended(f"{number}_{task}")["JobState"] == "COMPLETED"
+        assert site.read(f"task-{number}-{task}.out").splitlines()[-1] == f"task {task} of 2"
+        (attempt,) = site.report(f"{number}_{task}")["runs"]
+        assert set(levels(attempt).values()) == {"healthy"}
+        assert f"{number}_{task}" in site.table(f"{number}_{task}")
+
+
 # --- signals -----------------------------------------------------------------------------------
 
 COUNTING = """#!/bin/bash
@@ -147,8 +165,7 @@ while :; do read -rt 0.2 -u 3; done
 def test_scancel_delivers_a_signal_to_the_script_exactly_once_and_ends_it_leaving_nothing(
     site: Site,
 ) -> None:
-    script = site.script("counting.sh", COUNTING)
-    job = run(site, *OURS, "--parsable", "-N1", script).stdout.strip()
+    job = str(submit(site, "-N1", site.script("counting.sh", COUNTING)))
 
     def await_lines(count: int) -> list[str]:
         def look() -> list[str]:

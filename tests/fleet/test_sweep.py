@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from slurm_health.fleet.index import Index
 from slurm_health.fleet.partners import groups
 from slurm_health.fleet.sweep import EndedJob, Sweep, SweepSettings, Turn, ended_text, script
+from slurm_health.records.errors import JournalError
 from tests.cases import cases
 from tests.support.fake_slurm import FakeSlurm
 
@@ -99,6 +101,15 @@ def test_a_person_has_to_look_if_a_job_failed(
     turn = turn_of(sweep)
 
     assert turn.exit_code == exit_code, turn
+
+
+def test_a_directory_that_is_anothers_is_not_used(tmp_path: Path) -> None:
+    swept(tmp_path).directory.rmdir()
+    swept_directory = tmp_path / f".sweep-{os.getuid()}"
+    swept_directory.symlink_to("/tmp")
+
+    with pytest.raises(JournalError, match="cannot be written"):
+        swept(tmp_path)
 
 
 @cases("fleet/sweep.toml")

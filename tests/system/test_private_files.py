@@ -132,6 +132,19 @@ def test_every_level_is_its_owners_alone_whatever_the_umask(tmp_path: Path, umas
     assert {mode for path, mode in made.items() if path.is_file()} == {0o600}
 
 
+def test_the_word_of_a_device_or_a_pipe_is_not_waited_for(shared: Shared) -> None:
+    replace(shared.master, by="a pipe")
+    code = (
+        "import sys, pathlib\nfrom slurm_health.system import journal\n"
+        "journal.read_all(pathlib.Path(sys.argv[1]), 'master', of_anybody=True)"
+    )
+    argv = [sys.executable, "-c", code, str(shared.run)]
+
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+    assert "not a plain file" in done.stderr
+
+
 def test_a_file_of_any_size_is_not_read_into_memory(shared: Shared) -> None:
     os.truncate(shared.master, private_files.MOST_BYTES + 1)
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import os
 from pathlib import Path
 
 import msgspec
@@ -13,7 +15,9 @@ from slurm_health.node import STATE_FILE, shared, state
 from slurm_health.node.hooks import healthcheck, nodes
 from slurm_health.node.notify import EventKind
 from slurm_health.node.site import load_for_hook
+from slurm_health.node.store import held
 from slurm_health.records.errors import ConfigError
+from slurm_health.system.killable import Answered, run_guarded
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Node as SlurmNode
 from tests.cases import cases
@@ -40,6 +44,22 @@ def test_one_that_begins_while_another_is_at_work_ends_at_once_and_says_so(node:
         assert node.state == "IDLE"
     assert node.healthcheck()
     assert node.state == "IDLE+DRAIN"
+
+
+def test_a_child_that_the_kernel_may_hold_does_not_hold_the_lock(node: Node) -> None:
+    def open_files() -> bytes:
+        lock = (node.site.state / healthcheck.LOCK).stat()
+        for number in range(1024):
+            with contextlib.suppress(OSError):
+                if os.path.samestat(lock, os.fstat(number)):
+                    return b"open"
+        return b"closed"
+
+    with held(node.site.state / healthcheck.LOCK) as free:
+        assert free
+        seen = run_guarded(None, "looks", open_files, 60)
+    assert isinstance(seen, Answered)
+    assert seen.data == b"closed"
 
 
 def test_a_drained_node_comes_back_after_three_passes(drained: Node) -> None:

@@ -58,6 +58,19 @@ def test_no_sequence_of_drains_gets_past_the_breaker(
             assert len(window) <= breaker.PER_JOB or not recent
 
 
+@given(drains)
+def test_a_tripped_breaker_allows_nothing(wanted: list[tuple[str, float, int, int]]) -> None:
+    trip = breaker.Trip(time_s=0, node="n1", why="x", nodes="n[1-40]")
+    tripped = DrainLedger(trips={"gpu": trip})
+    for node, time_s, job, uid in wanted:
+        entry = DrainEntry(node=node, time_s=time_s, job=job, uid=uid)
+        answer = breaker.reserve(
+            tripped, entry, limits=Breaker(share=1.0), members={"gpu": NODES}, ours={}
+        )
+        assert answer.why_not
+        assert answer.ledger == tripped
+
+
 def test_returned_nodes_and_clocks_years_ahead_do_not_count() -> None:
     year_s = 365 * 86400.0
     wanted = DrainEntry(node="n3", time_s=year_s, job=7, uid=7)
@@ -114,6 +127,18 @@ def test_two_refusals_of_others_trip_the_breaker(users: list[int], tripped: list
 def test_a_node_that_is_refused_again_and_again_trips_nothing() -> None:
     again = [NODES[0], NODES[1], NODES[2], *[NODES[3]] * 9, *NODES[4:30]]
     assert trips_after([5, 5, 5, *[-1] * 9], again)[1] == []
+
+
+def test_a_trip_stops_its_own_partition_and_no_other() -> None:
+    trip = breaker.Trip(time_s=0, node="n1", why="x", nodes="n[1-9]")
+    ledger = DrainLedger(trips={"gpu": trip})
+    stopped = DrainEntry(node="n3", time_s=1.0)
+    other = DrainEntry(node="n12", time_s=1.0, partitions=("cpu",))
+    assert "the breaker of gpu has tripped" in breaker.refusal(ledger, stopped)
+    members = {"cpu": NODES[9:]}
+    answer = breaker.reserve(ledger, other, limits=Breaker(), members=members, ours={})
+    assert not answer.why_not
+    assert answer.ledger.trips == ledger.trips
 
 
 mark = st.builds(

@@ -115,7 +115,7 @@ def of_fake(directory: Path) -> list[object]:
 
 
 def of_real() -> list[object]:
-    with Lab.start(nodes=NODES) as lab:
+    with Lab.start(nodes=len(NODES)) as lab:
         job = lab.sbatch("#!/bin/sh\nsleep 600\n", "-N2", "--job-name=train", user="root")
         lab.wait_job(job, {"RUNNING"})
 
