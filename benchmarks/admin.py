@@ -106,9 +106,7 @@ SCENARIOS = (
     Scenario(
         "sbatch -w names a bad node",
         "the job runs, and says so",
-        (
-            f"{_DECIDE}::test_a_job_of_a_user_who_asked_for_no_check_runs_on_the_bad_node_that_it_names",
-        ),
+        (f"{_DECIDE}::test_what_is_decided_is_said_with_its_reason",),
     ),
     Scenario(
         "a GPU is lost",
@@ -139,7 +137,7 @@ SCENARIOS = (
         (
             f"{_HOOKS}healthcheck.py::test_a_clock_that_is_set_back_neither_holds_nor_frees",
             f"{_HOOKS}draining.py::test_a_node_whose_clock_is_a_day_ahead_forgets_nothing",
-            f"{_HOOKS}kernel_log_retest.py::test_a_clock_that_is_set_back_and_a_log_that_lost_the_message_return_nothing",
+            f"{_HOOKS}kernel_log_retest.py::test_age_a_clock_set_back_and_a_log_that_lost_the_message_return_nothing",
         ),
     ),
     Scenario(
