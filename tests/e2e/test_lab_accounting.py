@@ -53,7 +53,7 @@ def test_a_job_moves_and_leaves_the_drain_to_the_epilog(site: Site, user: str) -
 
 @pytest.mark.parametrize(("user", "gives_back"), [("bob", True), ("alice", False)])
 def test_administrators_give_back_what_was_drained(site: Site, user: str, gives_back: bool) -> None:
-    note = "Reason=slurm-health: job 3: no allgather"
+    note = "Reason=shealth: no allgather check=network job=3 t=1763661234"
     site.lab.run(["scontrol", "update", f"NodeName={BAD}", "State=DRAIN", note])
     path = Path(site.directory("etc", user)) / "config.toml"
     path.write_text("")
