@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An act that is killed (SIGKILL) at any point does nothing twice and loses nothing."""
+"""An act that is killed (SIGKILL) after any call to Slurm does nothing twice and loses nothing."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,7 @@ import pytest
 from slurm_health.node.rules.settings import Breaker
 from slurm_health.node.shared import read_ledger
 from slurm_health.preflight.decide.policy import Policy
-from slurm_health.records.records import Action, ActionDone, Record
+from slurm_health.records.records import Action, ActionDone
 from slurm_health.records.verdict import Level
 from slurm_health.system import journal
 from tests.preflight.acting.test_perform import JOB, Scene
@@ -35,20 +32,13 @@ class Mortal(Scene):
         self.slurm.change_job(JOB, Comment="mine")
         self.append = lambda record: self.run.write(journal.MASTER, record)
 
-    def live(
-        self, policy: Policy, *, calls: int = 0, hook: Callable[[], None] | None = None
-    ) -> bool:
-        """Act; be killed once so many calls are done, 0 for never; tell whether it ended.
-
-        A hook is set at the beginning of that life.
-        """
+    def live(self, policy: Policy, *, calls: int = 0) -> bool:
+        """Act; be killed once so many calls are done, 0 for never; tell whether it ended."""
         done = len(self.slurm.calls())
         self.slurm.set(kill_at=done + calls if calls else -1)
         pid = os.fork()
         if pid == 0:
             try:
-                if hook:
-                    hook()
                 self.act(uid=0, policy=policy, n3=Level.FAULTY)
                 os._exit(0)
             finally:
@@ -57,17 +47,17 @@ class Mortal(Scene):
         assert code in {0, -signal.SIGKILL}
         return code == 0
 
-    def written(self) -> list[Record | None]:
-        entries = journal.read_all(self.run.directory, journal.MASTER)
-        return [entry.record for entry in entries]
-
     def assert_done_once(self, policy: Policy) -> None:
         slurm = self.slurm
         assert len(slurm.calls("scontrol", "update", "NodeName=n3")) == 1
         assert slurm.node("n3")["reason"].startswith("shealth: network")
         entries = read_ledger(Breaker(directory=str(self.shared))).entries
         assert [entry.node for entry in entries] == ["n3"]
-        done = [record for record in self.written() if isinstance(record, ActionDone)]
+        done = [
+            entry.record
+            for entry in journal.read_all(self.run.directory, journal.MASTER)
+            if isinstance(entry.record, ActionDone)
+        ]
         assert all(record.succeeded for record in done)
         assert [record.action for record in done].count(Action.DRAIN) == 1
         if policy is SPARE:
@@ -96,34 +86,3 @@ def test_an_act_that_is_killed_after_any_call_does_nothing_twice_and_loses_nothi
             assert step > 3
             return
     pytest.fail(f"no end within {MOST_CALLS} calls")
-
-
-def die_after(fatal_write: int, before: str) -> None:
-    """Have this process die after so many writes, before its next call, or its next write."""
-    writes = 0
-
-    def watch(event: str, arguments: tuple[object, ...]) -> None:
-        nonlocal writes
-        opened = event == "open" and arguments[0] == "master.jsonl"
-        writing = opened and isinstance(arguments[2], int) and bool(arguments[2] & os.O_APPEND)
-        if writes == fatal_write and (writing or event == before):
-            os.kill(os.getpid(), signal.SIGKILL)
-        writes += writing
-
-    sys.addaudithook(watch)
-
-
-@pytest.mark.parametrize("before", ["subprocess.Popen", "write"])
-@pytest.mark.parametrize("fatal_write", range(1, 6))
-def test_an_act_that_is_killed_around_any_of_its_writes_does_nothing_twice_and_loses_nothing(
-    tmp_path: Path, fatal_write: int, before: str
-) -> None:
-    scene = Mortal(tmp_path)
-
-    if scene.live(Policy(), hook=partial(die_after, fatal_write, before)):
-        assert fatal_write >= len(scene.written())
-    else:
-        assert len(scene.written()) == fatal_write
-        assert scene.live(Policy())
-
-    scene.assert_done_once(Policy())
