@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from slurm_health.cli import site_setup
 from slurm_health.node import site
+from slurm_health.node.checks.filesystem import Filesystem
 from slurm_health.node.doctor.slurm_conf import read_shim
 from slurm_health.node.hooks.init_config import draft
 from tests.node.checks.conftest import WELL
@@ -30,6 +31,18 @@ def test_a_draft_of_a_well_node_can_be_used_and_drains_nobody(tmp_path: Path) ->
     assert all(each.shadow for each in read.planned if each.severity.value == "node_fault")
     names = {each.name for each in read.planned}
     assert {"memory", "edac", "filesystem-root", "ethernet-eth0", "infiniband", "cpus"} <= names
+
+
+def test_network_mounts_are_drafted_as_paths_and_checks(tmp_path: Path) -> None:
+    nfs = "srv:/home /home nfs4 rw 0 0\nsrv:/data /data nfs ro 0 0\n"
+    mounts = f"/dev/sda1 / ext4 rw 0 0\n{nfs}srv:v /ckpt fuse.glusterfs rw 0 0\n"
+    text, _ = draft(tree(tmp_path / "machine", {**WELL, "/proc/self/mounts": mounts}), node="n1")
+    drafted = site.load(write_site(tmp_path / "etc", text))
+    assert drafted.paths == ("/ckpt", "/data", "/home")
+    checks = [one.check for one in drafted.planned if isinstance(one.check, Filesystem)]
+    # A mount over FUSE may be a user's.
+    writable = {check.path: check.writable for check in checks}
+    assert writable == {"/": True, "/data": False, "/home": False}
 
 
 def test_a_drafted_node_passes_its_own_draft(tmp_path: Path) -> None:
