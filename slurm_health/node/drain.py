@@ -51,6 +51,8 @@ _NO_ANSWER = re.compile(r"timed out|Zero Bytes", re.IGNORECASE)
 _SPREAD_WITHOUT_LEDGER = 3
 # So many nodes with the same fault on a silent shared filesystem are a server's problem.
 _MOST_WITHOUT_LEDGER = 2
+# Slurm itself drains a node whose prolog or epilog fails, and leaves another's note on it.
+_SLURM_DRAINS_AFTER = ("prolog", "epilog")
 # A node that is drained more often within a day waits for an administrator: its
 # test misses the fault.
 _PER_DAY = 3
@@ -212,7 +214,10 @@ class _Draining:
         result = self._perform(reserved.today)
         if silent and result.status is DrainStatus.DRAINED:
             return self._give_way(result)
-        if not silent and result.status in (DrainStatus.NOT_DRAINED, DrainStatus.ALREADY_OUT):
+        nothing = {DrainStatus.NOT_DRAINED, DrainStatus.ALREADY_OUT}
+        if self._cause.hook not in _SLURM_DRAINS_AFTER:
+            nothing.add(DrainStatus.FOREIGN_NOTE)
+        if not silent and result.status in nothing:
             with contextlib.suppress(StoreUnusable):  # then it goes on counting
                 shared.change_ledger(
                     self._site,

@@ -105,6 +105,8 @@ def test_only_a_node_in_the_pool_without_a_note_is_drained(
     is_drained = after == "IDLE+DRAIN"
     assert any(call.startswith("update") for call in slurm.calls()) is is_drained
     assert is_drained or node.reason == note
+    leaves_pool = keeps_job_away and "DRAIN" not in state  # Slurm drains where a prolog fails
+    assert bool(shared.read_ledger(node.site.breaker).entries) is leaves_pool
 
 
 # --- Slurm in trouble --------------------------------------------------
