@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from slurm_health.node.rules.recovery import DrainRecord
 
 _MOST_SHARED = 4
-# A check that waited for a processor for so large a share of its time has not hung: it could not be
-# measured.
+# A check that was ready to run at its deadline, and had not run for so large a share of its time,
+# has not hung: it could not be measured.
 _STARVED = 0.5
 
 
@@ -205,8 +205,8 @@ def _result(planned: Planned, outcome: Finding | WorkResult | Stuck, took_s: flo
         case Hung(limit_s=limit_s, abandoned=abandoned, unserved_s=unserved_s):
             text, took_s = f"did not end within {planned.time_limit_s:g} s", planned.time_limit_s
             if unserved_s >= _STARVED * limit_s:
-                wait = f"waited for a processor for {unserved_s:.1f} s of the last {limit_s:g}"
-                finding = inconclusive(f"{text}, and {wait}")
+                why = f"it was ready to run, and had no processor for {unserved_s:.1f} s of them"
+                finding = inconclusive(f"{text}: {why}")
             else:
                 left = " and cannot be killed (its process waits in the kernel)"
                 finding = judged(f"{text}{left if abandoned else ''}")

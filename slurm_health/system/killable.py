@@ -63,8 +63,8 @@ class Hung(msgspec.Struct, frozen=True):
     """The child had not answered at its deadline.
 
     `abandoned` is its id if the kernel holds it. `unserved_s`: if it, or a child of its own, was
-    ready to run at the deadline, how long they had waited for a processor; 0 if the kernel does not
-    count it.
+    ready to run at the deadline, for how long they had not run; 0 if the kernel does not count it.
+    (It counts a wait for a processor only once that is over.)
     """
 
     limit_s: float
@@ -139,14 +139,15 @@ class Child:
             time.sleep(0.001)
 
     def hung(self) -> Hung:
-        """Return that it has not answered, and for how long it waited for a processor."""
+        """Return that it has not answered, and for how long it had no processor."""
         process = Path(f"/proc/{self.pid}")
-        ready, waited_s = False, 0.0
+        ready, ran_s = False, 0.0
         for member in (process, *proc.children(process)):
             with contextlib.suppress(OSError, ValueError):  # it has ended
                 ready |= proc.stat(member).state == "R"
-                waited_s += proc.scheduled(member)[1]
-        return Hung(self.limit_s, unserved_s=waited_s if ready else 0.0)
+                ran_s += proc.scheduled(member)[0]
+        unserved_s = max(0.0, self.limit_s - ran_s) if ready and ran_s else 0.0
+        return Hung(self.limit_s, unserved_s=unserved_s)
 
     def result(self) -> WorkResult:
         """Return what it has answered, at the end of that."""

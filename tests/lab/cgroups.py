@@ -65,14 +65,20 @@ def create(controller: CpuController, lab: str, nodes: tuple[str, ...]) -> None:
     set_weight(controller, lab, 1)
 
 
-def set_quota(controller: CpuController, lab: str, node: str, cores: float | None) -> None:
+def set_quota(
+    controller: CpuController,
+    lab: str,
+    node: str,
+    cores: float | None,
+    period_us: int = PERIOD_US,
+) -> None:
     """Let the whole node have this many cores' worth of CPU time; None: no limit."""
     directory = node_cgroup(controller, lab, node)
-    quota_us = -1 if cores is None else max(_LOWEST_QUOTA_US, int(cores * PERIOD_US))
+    quota_us = -1 if cores is None else max(_LOWEST_QUOTA_US, int(cores * period_us))
     if controller.unified:
-        (directory / "cpu.max").write_text(f"{'max' if cores is None else quota_us} {PERIOD_US}")
+        (directory / "cpu.max").write_text(f"{'max' if cores is None else quota_us} {period_us}")
     else:
-        (directory / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        (directory / "cpu.cfs_period_us").write_text(str(period_us))
         (directory / "cpu.cfs_quota_us").write_text(str(quota_us))
 
 

@@ -19,12 +19,14 @@ from slurm_health.system.killable import (
     ANSWER_BYTES,
     Answered,
     Broke,
+    Child,
     Hung,
     WorkResult,
     limit_memory,
     run_all,
     run_one,
 )
+from tests.lab import cgroups
 from tests.support.supervised import descendants, eventually
 
 LONG_S = 3600.0
@@ -44,6 +46,31 @@ def hung(outcome: WorkResult, limit_s: float) -> bool:
     if not isinstance(outcome, Hung) or outcome.limit_s != limit_s:
         return False
     return not outcome.abandoned or os.waitpid(outcome.abandoned, 0)[0] == outcome.abandoned
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root takes processor time away")
+def test_a_wait_for_a_processor_that_is_not_over_counts() -> None:
+    controller, name = cgroups.find_cpu_controller(), f"waits{os.getpid()}"
+    if controller is None:
+        pytest.skip("no cpu controller that can be used")
+    cgroups.create(controller, name, ("n1",))
+    # It runs for 1 ms, and then for a second not at all.
+    cgroups.set_quota(controller, name, "n1", 0.001, period_us=1_000_000)
+
+    def work() -> bytes:
+        while True:
+            pass
+
+    child = Child(work, 600, 0)
+    try:
+        procs = cgroups.node_cgroup(controller, name, "n1") / "cgroup.procs"
+        procs.write_text(str(child.pid))
+        eventually(lambda: child.hung().unserved_s > 590, "no wait was counted", within_s=60)
+    finally:
+        child.kill()
+        child.end(time.monotonic())
+        os.close(child.pipe)
+        cgroups.remove(controller, name)
 
 
 @pytest.mark.parametrize("how", ["raises", "crashes", "exits", "answers without end", "well", ""])
