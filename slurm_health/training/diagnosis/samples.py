@@ -147,7 +147,8 @@ class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             those of one `replica` have the same data.
         state: of its main thread, one letter of proc(5), which ran for `ran_s`, was ready to for
             `unserved_s` without a processor, and went to wait `wakes` times.
-        cpu_s: of the process and its children, which read and wrote `io_bytes`.
+        cpu_s: of the process and its children, which read and wrote `io_bytes`; with the time for
+            which these were ready to run without a processor.
         throttled_s: the time for which a CPU limit held its cgroup back.
         answered: it answered an inspection, which the following are of.
         stack: of its main thread, outermost call first.
@@ -156,8 +157,8 @@ class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         flight: its recorded collectives.
         gpu_share: of time in which its GPUs were used; with `gpu_waits` they did next to nothing
             in it, as in a collective that waits for its peers.
-        cpu_share: of one core, since the sample before; `unserved_share` of that time its main
-            thread lacked a processor, and `moved_bytes` were read and written.
+        cpu_share: `cpu_s` of one core, since the sample before; `unserved_share` of that time its
+            main thread lacked a processor, and `moved_bytes` were read and written.
         rests: its main thread has not run since then; `polls`: it came back for little.
     """
 

@@ -285,8 +285,9 @@ class Ranks:
         cpu_s, moved_bytes = now.cpu_s, proc.io_bytes(process)
         for child in rank.children:
             with contextlib.suppress(OSError, ValueError):
-                cpu_s += proc.stat(self._root / str(child)).cpu_s
-                moved_bytes += proc.io_bytes(self._root / str(child))
+                beside = self._root / str(child)
+                cpu_s += proc.stat(beside).cpu_s + proc.scheduled(beside)[1]
+                moved_bytes += proc.io_bytes(beside)
         now_s = self._monotonic()
         if now_s >= rank.limits_again_s:  # seldom: windows of steps are long
             rank.limits_again_s = now_s + _LIMITS_S

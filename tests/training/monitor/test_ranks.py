@@ -58,6 +58,11 @@ if sys.argv[2] == "fork":
     os.fork()
 if sys.argv[2] == "writes" and os.fork() == 0:
     Path("/dev/null").write_bytes(bytes(1 << 20))
+if sys.argv[2] == "contend":
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+    if os.fork() == 0 or os.fork() == 0:
+        while True:
+            pass
 Path(sys.argv[1]).touch()
 time.sleep(600)
 """
@@ -359,6 +364,18 @@ def test_what_children_write_is_the_ranks_and_its_own_waits_are_counted(start: S
 
     assert sample.wakes > 0
     assert sample.ran_s > 0 or not Path("/proc/self/schedstat").exists()
+
+
+def test_a_child_that_gets_no_processor_is_not_at_rest(start: Start) -> None:
+    process = start(SILENT, "contend", SLURM_PROCID="2")
+    ranks = on_node()
+
+    def unserved_s() -> float:
+        (sample,) = ranks.sample()
+        members = Path(f"/proc/{process.pid}"), *proc.children(Path(f"/proc/{process.pid}"))
+        return sample.cpu_s - sum(proc.stat(member).cpu_s for member in members)
+
+    eventually(lambda: unserved_s() > 1, "the wait of two children for one processor")
 
 
 def test_a_rank_answers_where_its_main_thread_is_unless_it_is_stopped(start: Start) -> None:
