@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from slurm_health.preflight.job_spec import JobSpec
-from tests.cases import cases
 from tests.support.command_line import COMMAND, finish, one_line, slurm_health, start
+from tests.support.rows import rows
 from tests.support.supervised import descendants, eventually
 
 FAKE_WORKER = str(Path(__file__).parents[1] / "support" / "fake_worker.py")
@@ -34,7 +34,7 @@ def local(tmp_path: Path, *words: str) -> list[str]:
     return ["check", "--local=3", f"--python={FAKE_WORKER}", f"--journal={tmp_path}/j", *words]
 
 
-@cases("cli/check.toml")
+@rows
 def test_a_check_that_cannot_begin_says_what_to_do_instead(
     tmp_path: Path, words: tuple[str, ...], code: int, said: tuple[str, ...]
 ) -> None:
@@ -97,7 +97,7 @@ def test_probes_run_with_the_exports_of_a_file(tmp_path: Path, workers: Path) ->
     assert "secret" not in written + done.stdout + done.stderr
 
 
-@cases("cli/check.toml")
+@rows
 def test_a_check_localizes_as_the_site_wants(
     tmp_path: Path, workers: Path, site: str, check: str, rounds: int | None, level: str
 ) -> None:
@@ -111,7 +111,7 @@ def test_a_check_localizes_as_the_site_wants(
     assert rounds in (None, len(found["rounds"]))
 
 
-@cases("cli/check.toml")
+@rows
 def test_a_check_that_is_interrupted_leaves_no_process_behind(
     tmp_path: Path, workers: Path, number: int, words: str
 ) -> None:

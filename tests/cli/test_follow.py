@@ -12,11 +12,11 @@ import pytest
 
 from slurm_health.records.script_records import ScriptEnded, ScriptStarted
 from slurm_health.system import journal
-from tests.cases import cases
 from tests.cli.terminal import Terminal, terminal
 from tests.support.command_line import slurm_health
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import Clock, RunJournal, write_healthy_run
+from tests.support.rows import rows
 from tests.support.supervised import eventually
 
 
@@ -115,7 +115,7 @@ def test_a_script_that_failed_is_followed_to_its_next_start(tmp_path: Path) -> N
     assert "train.sh exited with code 3 after 9.0 s" in drawn.rpartition("Ctrl-C ends this")[2]
 
 
-@cases("cli/follow.toml")
+@rows
 def test_what_cannot_be_followed_or_drawn_is_not_waited_for(
     tmp_path: Path, what: str, kind: str, code: int, said: str
 ) -> None:

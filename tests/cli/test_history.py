@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 from slurm_health.records.verdict import Level, NodeVerdict
-from tests.cases import cases
 from tests.support.command_line import Done, slurm_health
 from tests.support.journals import Clock, RunJournal, write_healthy_run
+from tests.support.rows import rows
 
 DAY_S = 86400
 NODES = ("n1", "n2", "n3", "n4", "n5")
@@ -111,7 +111,7 @@ def test_nothing_is_published_of_no_journal(tmp_path: Path) -> None:
     assert file.read_text() == "of yesterday"
 
 
-@cases("cli/history.toml")
+@rows
 def test_a_mistake_is_one_line_that_says_what_to_do(
     tmp_path: Path, words: tuple[str, ...], said: str
 ) -> None:

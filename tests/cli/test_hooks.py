@@ -18,9 +18,9 @@ from click.testing import CliRunner, Result
 from slurm_health.cli import hooks, nodes
 from slurm_health.node import marks
 from slurm_health.node.rules.accusations import NodeMark
-from tests.cases import cases
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
+from tests.support.rows import rows
 from tests.support.sites import write_site
 from tests.support.stranger import as_stranger
 
@@ -56,7 +56,7 @@ def test_explain_says_what_runs_here_and_why_the_rest_does_not(node: Node) -> No
     assert node.slurm.calls() == []
 
 
-@cases("cli/hooks.toml")
+@rows
 def test_a_person_who_looks_changes_nothing(node: Node, check: str, said: str) -> None:
     node.more = f"[checks.odd]\n{check}"
     result = call(node, "healthcheck")
@@ -108,7 +108,7 @@ def test_a_node_that_is_released_although_it_is_bad_is_named(node: Node) -> None
 
 
 @pytest.mark.root
-@cases("cli/hooks.toml")
+@rows
 def test_a_sites_directory_that_is_closed_to_the_user_is_told_as_that(
     words: tuple[str, ...], named: bool, code: int
 ) -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from slurm_health import __version__
 from slurm_health.cli.main import commands
-from tests.cases import cases
 from tests.support.command_line import COMMAND, one_line, slurm_health
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import write_healthy_run
+from tests.support.rows import rows
 
 CONTEXT = click.Context(commands)
 COMMANDS = {
@@ -73,7 +73,7 @@ def test_the_help_names_the_fifteen_commands_in_three_groups() -> None:
     assert places == sorted(places)
 
 
-@cases("cli/main.toml")
+@rows
 def test_a_mistake_is_one_line_that_names_it_or_what_was_meant(words: list[str], said: str) -> None:
     done = slurm_health(*words)
 
@@ -85,7 +85,7 @@ def test_a_mistake_is_one_line_that_names_it_or_what_was_meant(words: list[str],
     assert "--help" in line
 
 
-@cases("cli/main.toml")
+@rows
 def test_a_shell_completes_commands_options_and_files(line: str, completed: list[str]) -> None:
     words = line.split()
     asked = {"_SLURM_HEALTH_COMPLETE": "bash_complete"}
@@ -98,7 +98,7 @@ def test_a_shell_completes_commands_options_and_files(line: str, completed: list
     assert ran.stdout.split() == completed
 
 
-@cases("cli/main.toml")
+@rows
 def test_a_reader_that_has_had_enough_changes_nothing(tmp_path: Path, words: list[str]) -> None:
     write_healthy_run(tmp_path, job=12)
     reading, writing = os.pipe()

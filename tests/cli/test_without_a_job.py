@@ -18,8 +18,8 @@ from slurm_health.cli.plan import plan
 from slurm_health.records.errors import UsageError
 from slurm_health.system import templates
 from slurm_health.system.templates import TemplateKind
-from tests.cases import cases
 from tests.support.command_line import one_line, slurm_health
+from tests.support.rows import rows
 
 
 def test_an_xid_is_told_in_a_few_lines_and_to_programs_in_json() -> None:
@@ -92,7 +92,7 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert first != output("n[1-6]", "--bad", "n3:flaky=0.5", "--seed", "4")
 
 
-@cases("cli/plan.toml")
+@rows
 def test_what_cannot_be_served_is_said(arguments: list[str], problem: str) -> None:
     result = call(*arguments)
     assert isinstance(result.exception, UsageError)

@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 from slurm_health.fleet.clean import JobJournal, RunningJobs, choose
-from tests.cases import cases
+from tests.support.rows import rows
 
 NOW_S = 1_700_000_000.0
 DAY_S = 86400.0
 
 
-@cases("fleet/clean.toml")
+@rows
 def test_what_is_old_goes_unless_its_job_may_be_running(
     job: str, cluster: str, days_ago: float, older_than_days: float, why_it_stays: str | None
 ) -> None:

@@ -23,11 +23,11 @@ from slurm_health.records.standings import Reliability
 from slurm_health.records.verdict import Level
 from slurm_health.system import journal
 from slurm_health.system.accounts import Accounts
-from tests.cases import cases
 from tests.fleet.test_index import give
 from tests.support.command_line import slurm_health
 from tests.support.hooked_slurm import HookedSlurm
 from tests.support.journals import Clock, RunJournal, write_healthy_run
+from tests.support.rows import rows
 
 DAY_S = 86400.0
 NOW_S = 1_700_100_000.0
@@ -189,7 +189,7 @@ def test_a_check_of_the_future_has_its_files_time(tmp_path: Path, touched_s: flo
 SWEEPER = 1003
 
 
-@cases("fleet/hostile_journals.toml")
+@rows
 def test_one_users_word_keeps_no_node_from_the_sweep(
     checks: list[tuple[int, float]], verdict_s: float
 ) -> None:

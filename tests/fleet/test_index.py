@@ -32,10 +32,10 @@ from slurm_health.records.errors import IndexUnusable
 from slurm_health.records.standings import Reliability
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.system import journal
-from tests.cases import cases
 from tests.report.stories import of_records
 from tests.support.command_line import finish, slurm_health, start
 from tests.support.journals import Clock, RunJournal, write_healthy_run, write_requeued_job
+from tests.support.rows import rows
 
 NOW_S = 1_700_100_000.0
 
@@ -372,7 +372,7 @@ def written_at(root: Path, job: int, time_s: float) -> None:
         os.utime(path, (time_s, time_s))
 
 
-@cases("fleet/index.toml")
+@rows
 def test_a_job_that_may_come_back_is_looked_at_again_days_later(
     tmp_path: Path, written: list[dict[str, Any]]
 ) -> None:

@@ -24,8 +24,8 @@ from slurm_health.records.records import (
 )
 from slurm_health.records.standings import Reliability
 from slurm_health.records.verdict import Level, NodeVerdict
-from tests.cases import cases
 from tests.support.journals import run_started
+from tests.support.rows import rows
 
 TYPES = {kind.__struct_config__.tag: kind for kind in KINDS}
 UUID = "6b1e0c5a-1111-4222-8333-0123456789ab"
@@ -62,7 +62,7 @@ def check(
     return {found.node: found for found in observe(entries, of_nodes or {}, after)}
 
 
-@cases("fleet/observation.toml")
+@rows
 def test_what_speaks_against_a_node_is_observed(
     nodes: list[str],
     levels: dict[str, Level],

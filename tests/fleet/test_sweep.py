@@ -17,8 +17,8 @@ from slurm_health.fleet.index import Index
 from slurm_health.fleet.partners import groups
 from slurm_health.fleet.sweep import EndedJob, Sweep, SweepSettings, Turn, ended_text, script
 from slurm_health.records.errors import JournalError
-from tests.cases import cases
 from tests.support.fake_slurm import FakeSlurm
+from tests.support.rows import rows
 
 NOW_S = 1_700_000_000.0
 
@@ -51,7 +51,7 @@ def run(sweep: Sweep, job: int, *words: str, ended_by_slurm: str = "") -> None:
             )
 
 
-@cases("fleet/sweep.toml")
+@rows
 def test_a_job_tells_how_its_check_ended(sweep: Sweep, words: list[str], outcome: EndedJob) -> None:
     run(sweep, 7, *words)
     assert sweep.ended(sweep.begun()) == [outcome]
@@ -112,7 +112,7 @@ def test_a_directory_that_is_anothers_is_not_used(tmp_path: Path) -> None:
         swept(tmp_path)
 
 
-@cases("fleet/sweep.toml")
+@rows
 def test_nodes_of_a_reservation_are_passed_over_unless_the_jobs_are_in_one(
     tmp_path: Path, options: list[str], chosen: str, idle: int
 ) -> None:

@@ -18,10 +18,10 @@ from slurm_health.cli import site_setup
 from slurm_health.node import notify
 from slurm_health.node.notify import EventKind, NodeEvent, send_and_wait
 from slurm_health.node.rules.settings import Notify
-from tests.cases import cases
 from tests.support.hooked_node import Node
 from tests.support.listener import Listener, listening
 from tests.support.notified import into_file, received, wait_for_senders
+from tests.support.rows import rows
 
 # On Python 3.11 apprise loads a module that is gone later.
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr'")
@@ -90,7 +90,7 @@ def test_a_command_that_hangs_delays_no_hook(node: Node, tmp_path: Path) -> None
     assert not Path(f"/proc/{began.read_text().strip()}").exists()
 
 
-@cases("node/notify.toml")
+@rows
 def test_why_a_command_failed_is_returned(command: tuple[str, ...], why: str) -> None:
     assert send_and_wait(Notify(command=command, limit_s=0.5), EVENT) == [(command[0], why)]
 
@@ -129,7 +129,7 @@ def test_apprise_sends_what_happened_with_its_evidence(listener: Listener, tmp_p
 
 
 @needs_apprise
-@cases("node/notify.toml")
+@rows
 def test_urls_that_cannot_be_used_are_named_without_the_url(
     tmp_path: Path, urls: str, mode: int, why: str
 ) -> None:

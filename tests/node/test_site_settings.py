@@ -11,11 +11,11 @@ import pytest
 from slurm_health.node import site as site_file
 from slurm_health.preflight import config
 from slurm_health.records.errors import ConfigError
-from tests.cases import cases
+from tests.support.rows import rows
 from tests.support.sites import load_site, write_site
 
 
-@cases("node/site_settings.toml")
+@rows
 def test_what_it_cannot_mean_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_site(tmp_path, text)

@@ -21,7 +21,6 @@ from slurm_health.preflight.expectations import (
     largest_matmul_ms,
 )
 from slurm_health.records.errors import ConfigError
-from tests.cases import cases
 from tests.support.rows import rows
 
 PAGE = Path(__file__).parents[2] / "docs/reference/expectations.md"
@@ -80,7 +79,7 @@ def test_a_site_adds_a_slice_of_its_own_and_silences_a_kind() -> None:
     assert limits.keys() & {"rail_allgather", "node_allgather"} == {"node_allgather"}
 
 
-@cases("preflight/settings.toml")
+@rows
 def test_what_a_site_cannot_mean_is_refused_with_its_key(table: Any, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         expectations_from(table, "/etc/slurm-health/config.toml")

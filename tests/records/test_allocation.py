@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slurm_health.records.allocation import Allocation, from_environ, name_in_slurm
 from slurm_health.records.errors import AllocationError, ExitCode
-from tests.cases import cases
+from tests.support.rows import rows
 
 JOB = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-3]"}
 VARIABLES = (
@@ -24,12 +24,12 @@ VARIABLES = (
 )
 
 
-@cases("records/allocation.toml")
+@rows
 def test_what_slurm_sets_is_taken(environ: dict[str, str], allocation: Allocation) -> None:
     assert from_environ(environ) == allocation
 
 
-@cases("records/allocation.toml")
+@rows
 def test_a_task_is_called_by_its_array(environ: dict[str, str], name: str) -> None:
     assert name_in_slurm(environ) == name
 
@@ -42,7 +42,7 @@ def test_outside_a_job_the_error_says_what_to_do_instead() -> None:
     assert caught.value.exit_code == ExitCode.UNAVAILABLE
 
 
-@cases("records/allocation.toml")
+@rows
 def test_a_variable_that_cannot_be_used_is_named(changes: Mapping[str, str], variable: str) -> None:
     with pytest.raises(AllocationError) as caught:
         from_environ({**JOB, **changes})

@@ -15,7 +15,7 @@ from slurm_health.records.gpu_load import (
     words,
     words_of_all,
 )
-from tests.cases import cases
+from tests.support.rows import rows
 
 UUID = "GPU-6f3c"
 
@@ -66,12 +66,12 @@ def test_a_hot_gpu_is_named_with_its_clocks_and_its_temperature() -> None:
     assert hot.clock_slope_mhz_per_s < -100
 
 
-@cases("records/gpu_load.toml")
+@rows
 def test_each_reason_has_its_words(reasons: int, said: str) -> None:
     assert said in words(burn(reasons=steady(reasons)))[0]
 
 
-@cases("records/gpu_load.toml")
+@rows
 def test_what_was_there_before_the_burn_is_not_told(series: dict[str, list[object]]) -> None:
     assert words(burn(**series)) == []
 
@@ -97,7 +97,7 @@ def test_gpus_are_summarised_apart_and_one_that_is_lost_keeps_its_name() -> None
     assert words(gone) == ["GPU 3 (GPU-6f3c): lost during the burn: GPU is lost"]
 
 
-@cases("records/gpu_load.toml")
+@rows
 def test_counters_that_grow_are_reported(series: dict[str, list[object]], said: str) -> None:
     assert said in " ".join(words(burn(**series)))
 
@@ -112,7 +112,7 @@ def test_a_gpu_that_tells_nothing_is_not_accused() -> None:
     assert silent.max_temperature_c is None
 
 
-@cases("records/gpu_load.toml")
+@rows
 def test_other_jobs_gpus_are_not_held_against_a_node(uuids: set[str], seen: list[int]) -> None:
     burns = [
         Burn(index=index, uuid=uuid, bus="", samples=9)

@@ -20,8 +20,8 @@ from slurm_health.records.nodeset import (
     is_lost,
 )
 from slurm_health.system.slurm.parsing import node_of
-from tests.cases import cases
 from tests.strategies import node_lists
+from tests.support.rows import rows
 
 RECORDED = Path(__file__).parents[1] / "data" / "slurm-22.05" / "nodes-down-and-idle.txt"
 # Close to one another, so that some are neighbours: with one number and two, padded and not.
@@ -32,7 +32,7 @@ numbered_lists = st.lists(
 )
 
 
-@cases("records/nodeset.toml")
+@rows
 def test_a_node_list_stands_for_its_names(nodelist: str, names: tuple[str, ...]) -> None:
     assert expand(nodelist) == names
 
@@ -42,7 +42,7 @@ def test_zeros_that_a_cluster_has_outgrown_are_read_as_slurm_writes_them() -> No
     assert expand("m[08-100]")[:2] == ("m08", "m09")
 
 
-@cases("records/nodeset.toml")
+@rows
 def test_what_is_no_node_list_is_quoted_in_the_error(text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"cannot read {text!r}")):
         expand(text)
@@ -91,7 +91,7 @@ def test_names_come_back_in_order_from_brackets_at_their_end(names: list[str]) -
     assert re.search(r"\][^,]", f"{fold(names)},{in_order}") is None
 
 
-@cases("records/nodeset.toml")
+@rows
 def test_only_neighbours_are_folded_where_the_order_counts(names: list[str], folded: str) -> None:
     assert fold_in_order(names) == folded
 
@@ -118,7 +118,7 @@ def test_slurm_reads_a_list_as_we_do_and_in_the_same_order(tmp_path: Path) -> No
     assert done.stdout.split()[:9] == [name for order in orders[:3] for name in order]
 
 
-@cases("records/nodeset.toml")
+@rows
 def test_only_a_number_at_the_end_of_a_name_is_folded(names: list[str], folded: str) -> None:
     assert fold(names) == folded
 
@@ -132,7 +132,7 @@ def test_nodes_that_slurm_really_lost_are_lost_and_only_one_of_them_is_down() ->
     ]
 
 
-@cases("records/nodeset.toml")
+@rows
 def test_a_node_that_is_down_or_does_not_answer_is_lost(state: str, lost: bool) -> None:
     assert is_lost(state) is lost
     assert lost or not is_down(state)

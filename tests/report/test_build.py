@@ -30,13 +30,13 @@ from slurm_health.report.build import run_of
 from slurm_health.report.read import load, read_run
 from slurm_health.report.sentences import figure_key, record_text
 from slurm_health.report.story import Node, Run, State, Story
-from tests.cases import cases
 from tests.support.journals import (
     Clock,
     RunJournal,
     sampled,
     write_healthy_run,
 )
+from tests.support.rows import rows
 
 
 def report_of(run: RunJournal, *, now_s: float | None = None) -> Run:
@@ -65,7 +65,7 @@ def run_with_a_round(tmp_path: Path, *samples: Sampled, bad: str = "") -> Run:
 # --- figures -------------------------------------------------------------------------------------
 
 
-@cases("report/build.toml")
+@rows
 def test_a_node_is_shown_the_figures_that_are_its_own(
     tmp_path: Path,
     samples: list[tuple[str, str, float]],
@@ -79,7 +79,7 @@ def test_a_node_is_shown_the_figures_that_are_its_own(
         assert {probe: values(report, node, probe) for probe in expected} == expected
 
 
-@cases("report/build.toml")
+@rows
 def test_what_was_not_measured_is_missing(tmp_path: Path, sample: dict[str, Any]) -> None:
     record = Sampled(node="n1", round=0, group=["n1"], **sample)
     huge = msgspec.structs.replace(record, total_bytes=10**400)
@@ -138,7 +138,7 @@ def test_a_master_that_says_nothing_is_gone(tmp_path: Path, silent_s: float, sta
     assert stopped.note == "the master stopped while acting on the verdict"
 
 
-@cases("report/build.toml")
+@rows
 def test_a_check_that_a_signal_ended_is_stopped_at_once_and_says_by_whom_and_when(
     tmp_path: Path, rounds: int, stopped: MasterStopped, note: str
 ) -> None:
@@ -165,7 +165,7 @@ def test_a_check_that_another_followed_is_over(tmp_path: Path) -> None:
 # --- the checks of a job together ----------------------------------------------------------------
 
 
-@cases("report/build.toml")
+@rows
 def test_the_latest_verdict_is_shown_unless_it_leaves_open_what_was_found_bad(
     tmp_path: Path, earlier: Level | None, later: Level | None, shown: Level
 ) -> None:
@@ -200,7 +200,7 @@ def test_a_bad_path_stands_until_both_its_ends_are_judged_again(
 # --- acts ----------------------------------------------------------------------------------------
 
 
-@cases("report/build.toml")
+@rows
 def test_intents_and_results_become_acts(
     written: list[tuple[str, str, list[str], str]], acts: list[tuple[str, str, str, str]]
 ) -> None:

@@ -16,12 +16,12 @@ from slurm_health.records.errors import (
 from slurm_health.report import find
 from slurm_health.report.find import runs_of_job, tasks_asked_for, tasks_of, user_name
 from slurm_health.report.read import load
-from tests.cases import cases
 from tests.support.journals import RunJournal, write_healthy_run
+from tests.support.rows import rows
 from tests.support.stranger import as_stranger, given_to
 
 
-@cases("report/find.toml")
+@rows
 def test_the_runs_of_a_job_are_found_or_it_is_said_why_not(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -146,7 +146,7 @@ def array(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@cases("report/find.toml")
+@rows
 def test_an_array_stands_for_its_tasks_with_a_journal(
     array: Path, named: str, tasks: list[str], error: str
 ) -> None:
@@ -161,7 +161,7 @@ def test_journals_that_cannot_be_listed_are_an_error_of_ours(tmp_path: Path) -> 
         tasks_of(tmp_path, "12_[1-4]")
 
 
-@cases("report/find.toml")
+@rows
 def test_the_tasks_that_are_asked_for_are_known(
     named: str, array: str, tasks: set[int] | None
 ) -> None:

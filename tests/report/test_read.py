@@ -24,7 +24,6 @@ from slurm_health.report.read import load, read_run
 from slurm_health.report.story import Story
 from slurm_health.report.text import check_text, headline, job_text
 from slurm_health.system import journal
-from tests.cases import cases
 from tests.support.journals import (
     STARTED_S,
     Clock,
@@ -33,6 +32,7 @@ from tests.support.journals import (
     write_healthy_run,
     write_requeued_job,
 )
+from tests.support.rows import rows
 from tests.support.stranger import given_to
 
 SUBMITTED_S = int(STARTED_S) - 42
@@ -50,7 +50,7 @@ def begun(
 
 
 @pytest.mark.parametrize("submitted", [True, False])
-@cases("report/read.toml")
+@rows
 def test_a_job_with_an_id_that_was_given_again_stands_by_itself(
     tmp_path: Path,
     *,

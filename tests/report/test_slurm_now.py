@@ -16,15 +16,15 @@ from slurm_health.report.story import State, Story
 from slurm_health.report.summary import summary_of
 from slurm_health.system import journal
 from slurm_health.system.slurm.parsing import Job
-from tests.cases import cases
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.journals import STARTED_S, RunJournal, write_healthy_run, write_started_script
+from tests.support.rows import rows
 
 ROOT = Path(__file__).parents[2]
 OURS = "#!/bin/sh\nexec python3 -E -P -m slurm_health supervise --check=standard -- x\n"
 
 
-@cases("report/slurm_now.toml")
+@rows
 def test_what_slurm_knows_says_why_there_is_no_journal(
     state: str,
     reason: str,
@@ -50,7 +50,7 @@ def test_a_script_that_checks_its_nodes_itself_is_not_said_to_check_none(name: s
     assert said == "it is pending (Resources): its nodes are checked when it starts."
 
 
-@cases("report/slurm_now.toml")
+@rows
 def test_only_a_job_that_has_ended_is_not_waited_for(
     slurm: FakeSlurm, state: str, final: bool, waits: bool
 ) -> None:
@@ -118,7 +118,7 @@ def test_a_story_stays_as_it_is_if_slurm_does_not_answer(tmp_path: Path, slurm: 
 LOOK = "what ended it may stand at the end of the job's output"
 
 
-@cases("report/slurm_now.toml")
+@rows
 def test_a_job_whose_end_nothing_recorded_has_ended_if_slurm_says_so(
     tmp_path: Path, slurm: FakeSlurm, state: str, outcome: str, headline: str
 ) -> None:
@@ -167,7 +167,7 @@ def test_a_check_ends_with_its_job(tmp_path: Path, slurm: FakeSlurm, state: str)
     assert "the job has ended" in summary_of(story).headline.what
 
 
-@cases("report/slurm_now.toml")
+@rows
 def test_a_job_whose_next_attempt_is_to_come_waits_as_slurm_says(
     tmp_path: Path, slurm: FakeSlurm, state: str, waits: str
 ) -> None:
@@ -179,7 +179,7 @@ def test_a_job_whose_next_attempt_is_to_come_waits_as_slurm_says(
     assert told(tmp_path, slurm).waits == waits
 
 
-@cases("report/slurm_now.toml")
+@rows
 def test_who_cancelled_a_job_is_shown_if_accounts_say_it(
     tmp_path: Path, slurm: FakeSlurm, settings: dict[str, object], who: str
 ) -> None:

@@ -7,10 +7,10 @@ import pwd
 from pathlib import Path
 
 from slurm_health.system.accounts import Accounts
-from tests.cases import cases
+from tests.support.rows import rows
 
 
-@cases("system/accounts.toml")
+@rows
 def test_what_a_user_was_given_for_containers_is_theirs(
     tmp_path: Path, uid: int | None, user: int | None
 ) -> None:

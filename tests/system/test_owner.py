@@ -9,8 +9,8 @@ import pytest
 from slurm_health.system import owner
 from slurm_health.system.owner import CONFIG, MOST_PER_HOUR, Message, deliver
 from slurm_health.system.slurm.client import Client
-from tests.cases import cases
 from tests.support.fake_slurm import FakeSlurm
+from tests.support.rows import rows
 
 
 class Home:
@@ -69,7 +69,7 @@ def test_an_owner_gets_ten_messages_an_hour_and_more_in_the_next(home: Home) -> 
     assert home.deliver("failed", "99", time_s=1e9 + 3601) == ""
 
 
-@cases("system/owner.toml")
+@rows
 def test_a_file_that_cannot_be_used_says_why(home: Home, text: str, mode: int, why: str) -> None:
     home.config.write_text(text)
     home.config.chmod(mode)

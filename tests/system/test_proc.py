@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from slurm_health.system.proc import CpuLimits, mounted_by_users, scheduled
-from tests.cases import cases
 from tests.support.journals import write_healthy_run
+from tests.support.rows import rows
 
 
-@cases("system/proc.toml")
+@rows
 def test_what_limits_of_processors_cost_is_read_from_cgroups(
     tmp_path: Path, counts: dict[str, str], mounts: str, cgroup: str, throttled_s: float
 ) -> None:

@@ -10,10 +10,10 @@ import sys
 import pytest
 
 from slurm_health.system.signals import exit_text
-from tests.cases import cases
+from tests.support.rows import rows
 
 
-@cases("system/signals.toml")
+@rows
 def test_the_end_of_a_process_is_said_in_words(returncode: int, text: str) -> None:
     assert exit_text(returncode) == text
 

@@ -17,8 +17,8 @@ from slurm_health.node.checks.external import ProgramRun
 from slurm_health.node.checks.filesystem import Filesystem, MountState, StorageClients
 from slurm_health.node.rules.finding import Status
 from slurm_health.records.errors import Unmeasured
-from tests.cases import cases
 from tests.node.checks.conftest import find_out
+from tests.support.rows import rows
 from tests.support.sites import tree
 
 NODE, USER = Status.NODE_FAULT, Status.USER_FAULT
@@ -29,7 +29,7 @@ def seen(**changes: object) -> MountState:
     return msgspec.convert({**base, **changes}, MountState)
 
 
-@cases("node/checks/filesystem.toml")
+@rows
 def test_no_node_is_blamed_for_its_server(number: str, local: Status, served: Status) -> None:
     import errno
 
@@ -68,7 +68,7 @@ def test_nothing_is_left_behind_by_a_trial_write(well: CheckContext) -> None:
 OUTPUTS = Path(__file__).parents[2] / "data" / "storage_clients"
 
 
-@cases("node/checks/filesystem.toml")
+@rows
 def test_a_client_without_its_server_is_a_warning_by_its_own_words(
     kind: str, state: str, status: Status, text: str
 ) -> None:
@@ -113,7 +113,7 @@ def test_an_automounter_that_mounts_nothing_is_no_fault_of_the_node(tmp_path: Pa
     assert str(tmp_path) in text
 
 
-@cases("node/checks/filesystem.toml")
+@rows
 @pytest.mark.parametrize("exists", [True, False])
 def test_the_automounters_own_line_says_nothing_of_the_node(
     well: CheckContext, table: str, path: str, exists: bool

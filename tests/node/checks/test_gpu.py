@@ -18,10 +18,10 @@ from slurm_health.node.checks.gpu import Gpu, GpuProcesses
 from slurm_health.node.rules.finding import CheckResult, Finding, Status
 from slurm_health.node.run import run_checks
 from slurm_health.system.nvml import GpuDevice, Gpus
-from tests.cases import cases
 from tests.node.checks.conftest import planned
 from tests.played_gpu import nvml_library
 from tests.played_gpu.description import VARIABLE, Fault, Machine, machine, with_faults, write
+from tests.support.rows import rows
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def every(rows: list[Fault], count: int = 8) -> list[Fault]:
     ]
 
 
-@cases("node/checks/gpu.toml")
+@rows
 def test_a_gpu_is_judged_by_its_fault_and_no_other_is_named(
     bench: Bench, count: int, faults: list[Fault], status: Status | None, text: str
 ) -> None:
@@ -110,7 +110,7 @@ def test_links_down_soon_after_a_boot_may_still_train(is_settled: bool, status: 
     assert finding.text.startswith("GPU 0 has 16 of 18 NVLinks (down: 0, 1) (0000:18:00)")
 
 
-@cases("node/checks/gpu.toml")
+@rows
 def test_nvml_that_does_not_start_is_inconclusive(
     bench: Bench, code: int, status: Status, text: str
 ) -> None:
@@ -120,7 +120,7 @@ def test_nvml_that_does_not_start_is_inconclusive(
     assert text in result.finding.text
 
 
-@cases("node/checks/gpu.toml")
+@rows
 def test_what_a_gpu_does_not_tell_is_not_held_against_it(bench: Bench, faults: list[Fault]) -> None:
     result = bench.play(Gpu(count=8, min_pcie_generation=5), *every(faults))
     assert result.status is Status.PASS, result

@@ -15,16 +15,16 @@ from slurm_health.node.checks.kernel_log import KernelLog, Xid
 from slurm_health.node.checks.network import Ethernet, InfiniBand
 from slurm_health.node.rules import settings
 from slurm_health.node.rules.finding import Status
-from tests.cases import cases
 from tests.node.checks.conftest import IB, find_out
 from tests.reference_pages import comments
+from tests.support.rows import rows
 from tests.support.sites import tree
 
 NODE = Status.NODE_FAULT
 NET = "/sys/class/net/eth0"
 
 
-@cases("node/checks/machine.toml")
+@rows
 def test_a_check_calls_what_it_finds_what_it_is(
     check: str,
     settings: dict[str, Any],
@@ -195,7 +195,7 @@ def test_no_number_of_harmless_errors_makes_a_node_forget_a_fault(
 # --- programs of a site ---------------------------------------------------------------------------
 
 
-@cases("node/checks/programs.toml")
+@rows
 def test_an_exit_code_means_what_the_table_says_and_nothing_else(code: int, status: Status) -> None:
     argv = ("/bin/sh", "-c", f"echo found it; exit {code}")
     check = Command(argv=argv, user_fault_codes=(5,), warn_codes=(6,))
@@ -210,7 +210,7 @@ def test_a_program_sees_a_path_and_slurms_variables_and_no_others() -> None:
     assert find_out(check, context).text.endswith("/usr/sbin:/usr/bin:/sbin:/bin 7")
 
 
-@cases("node/checks/programs.toml")
+@rows
 def test_nhc_convicts_only_by_its_own_word(code: int, output: str, status: Status) -> None:
     assert Nhc().judge(ProgramRun(code=code, output=output)).status is status
 

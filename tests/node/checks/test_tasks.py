@@ -17,8 +17,8 @@ from slurm_health.node.checks.watches import Watches
 from slurm_health.node.rules.finding import UNWATCHED, Finding, Status
 from slurm_health.records.errors import Unmeasured
 from slurm_health.system import WATCHED
-from tests.cases import cases
 from tests.node.checks.conftest import find_out, process
+from tests.support.rows import rows
 from tests.support.sites import tree
 
 USER = Status.USER_FAULT
@@ -135,7 +135,7 @@ def seen(**changes: float) -> CpuSample:
     return msgspec.structs.replace(QUIET, **changes)
 
 
-@cases("node/checks/tasks.toml")
+@rows
 def test_only_a_quota_or_a_quiet_and_slow_node_is_at_fault(
     changes: dict[str, float], status: Status, said: str
 ) -> None:

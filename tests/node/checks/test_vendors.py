@@ -16,8 +16,8 @@ from slurm_health.node.checks.vendors import AmdGpus, Bmc, Nvme
 from slurm_health.node.hooks.init_config import draft
 from slurm_health.node.rules.finding import Remedy, Status
 from slurm_health.records.errors import Unmeasured
-from tests.cases import cases
 from tests.node.checks.conftest import WELL, find_out, printing
+from tests.support.rows import rows
 from tests.support.sites import tree
 from tests.support.supervised import write_executable
 
@@ -29,7 +29,7 @@ def drives_of(drives: dict[str, str]) -> dict[str, str]:
     return files | {"/sys/class/nvme/nvme9/transport": "tcp\n"}
 
 
-@cases("node/checks/vendors.toml")
+@rows
 def test_what_a_vendors_tool_reports_is_found(
     tmp_path: Path,
     check: str,

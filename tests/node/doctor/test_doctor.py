@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from slurm_health.cli.site_setup import doctor
 from slurm_health.node.doctor import slurm_conf
 from slurm_health.node.doctor.advice import DoctorReport, change, fine, look
-from tests.cases import cases
 from tests.node.doctor.test_machine import by_level
 from tests.support.hooked_slurm import HookedSlurm
+from tests.support.rows import rows
 from tests.support.sites import load_site, write_site
 from tests.support.supervised import write_executable
 
@@ -42,7 +42,7 @@ def levels(text: str) -> dict[str, list[str]]:
     return by_level(slurm_conf.advise(slurm_conf.read_config(text), None))
 
 
-@cases("node/doctor/doctor.toml")
+@rows
 def test_what_should_be_changed_is_said(
     hook: Path, before: str, after: str, level: str, said: str
 ) -> None:
@@ -54,7 +54,7 @@ def test_what_should_be_changed_is_said(
     assert any(said in text for text in levels(good.replace(before, after))[level])
 
 
-@cases("node/doctor/doctor.toml")
+@rows
 def test_a_shim_that_can_check_nothing_is_found(hook: Path, line: str, said: str) -> None:
     """Such a shim lets every job start, so nothing else would tell."""
     hook.write_text(f"{hook.read_text()}{line}\n")

@@ -14,7 +14,7 @@ from slurm_health.node.checks.check import CheckContext
 from slurm_health.node.doctor import machine, slurm_conf
 from slurm_health.node.doctor.advice import Advice, Urgency
 from slurm_health.system.slurm.parsing import Node
-from tests.cases import cases
+from tests.support.rows import rows
 from tests.support.sites import load_site, tree
 from tests.support.supervised import write_executable
 
@@ -36,7 +36,7 @@ def test_a_state_that_nodes_may_share_is_named(tmp_path: Path, kind: str, told: 
     assert any(f"hooks.state = {state} is on {kind}" in each for each in said) == told, said
 
 
-@cases("node/doctor/machine.toml")
+@rows
 def test_what_a_site_lacks_is_advised(
     tmp_path: Path, text: str, ledger: str, config: dict[str, str], level: str, said: list[str]
 ) -> None:
@@ -80,7 +80,7 @@ def test_a_node_without_a_system_log_is_told(tmp_path: Path) -> None:
         assert machine.log_advice(place).level is Urgency.FINE
 
 
-@cases("node/doctor/machine.toml")
+@rows
 def test_a_missing_program_of_a_check_is_named(tmp_path: Path, text: str, program: str) -> None:
     site = load_site(tmp_path / "etc", text)
     machine_without = CheckContext(root=tmp_path / "machine")

@@ -11,8 +11,8 @@ import pytest
 from slurm_health.node.hooks.epilog import reserve_test
 from slurm_health.node.marks import MARKS
 from slurm_health.records.verdict import Level
-from tests.cases import cases
 from tests.support.accusing import JOB, UID, Story, journal, judged
+from tests.support.rows import rows
 
 # --- what an accusation brings about --------------------------------------------------
 
@@ -32,7 +32,7 @@ def test_a_journal_that_its_own_user_cannot_reach_is_told(story: Story) -> None:
     assert f"could not read the job's journal: {place}: Permission denied" in story.node.said
 
 
-@cases("node/hooks/epilog.toml")
+@rows
 def test_a_truly_bad_node_is_drained_by_an_ordinary_users_finding(
     story: Story, level: Level, component: str, policy: str, said: str
 ) -> None:

@@ -20,11 +20,11 @@ from slurm_health.records.errors import ConfigError
 from slurm_health.system.killable import Answered, run_guarded
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import Node as SlurmNode
-from tests.cases import cases
 from tests.node.checks.conftest import WELL
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
 from tests.support.notified import into_file, received
+from tests.support.rows import rows
 
 
 def pass_after_pass(node: Node, count: int, apart_s: float = 61.0) -> None:
@@ -91,7 +91,7 @@ def test_passes_of_a_node_that_is_well_return_no_other_with_which_it_shares_its_
     assert other.state == "IDLE+DRAIN"
 
 
-@cases("node/hooks/healthcheck.toml")
+@rows
 def test_a_drained_node_that_is_well_stays_out(
     drained: Node, more: str, retest: tuple[str, ...], meminfo: str | None, record: str | None
 ) -> None:
@@ -107,7 +107,7 @@ def test_a_drained_node_that_is_well_stays_out(
     assert drained.state == "IDLE+DRAIN"
 
 
-@cases("node/hooks/healthcheck.toml")
+@rows
 def test_a_node_with_another_note_or_that_something_else_holds_is_not_released(
     drained: Node, slurm: HookedSlurm, state: str, note: str | None
 ) -> None:
@@ -175,7 +175,7 @@ def test_a_controller_in_trouble_releases_nothing(
     assert drained.state == "IDLE"
 
 
-@cases("node/hooks/healthcheck.toml")
+@rows
 def test_a_note_that_looks_like_fields_misleads_nobody(node: Node, text: str) -> None:
     node.more = f"[checks.odd]\ncheck='command'\nargv=['sh', '-c', 'echo {text}; exit 77']\n"
     assert node.healthcheck()

@@ -17,8 +17,8 @@ from slurm_health.records.errors import RecordTooNew
 from slurm_health.records.records import VerdictReached
 from slurm_health.records.verdict import Level
 from slurm_health.system.journal import MASTER, Reader
-from tests.cases import cases
 from tests.support.accusing import JOB, UID, Story, journal, judged, lines, started
+from tests.support.rows import rows
 
 HOSTILE_TEXTS = {
     "accuses others": lines(started(), VerdictReached(nodes=[judged("n9"), judged("n4")])),
@@ -117,7 +117,7 @@ def test_the_reader_cannot_become_root_again() -> None:
     assert outcome.data.startswith(b"((1, 1, 1), (1, 1, 1)")
 
 
-@cases("node/hooks/hostile_journals.toml")
+@rows
 def test_a_strange_environment_is_no_job(changes: dict[str, str]) -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "1", "SLURM_CLUSTER_NAME": "lab"}
     assert user_journal.job_of(environ) is not None

@@ -11,10 +11,10 @@ import pytest
 
 from slurm_health.node import shared
 from slurm_health.node.rules import drain_note
-from tests.cases import cases
 from tests.lab import cgroups
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
+from tests.support.rows import rows
 
 
 def test_on_a_well_node_the_job_starts_and_slurm_is_not_asked(node: Node) -> None:
@@ -35,7 +35,7 @@ def test_a_fault_drains_with_our_note_and_keeps_the_job_away(node: Node) -> None
     assert [call.split()[0] for call in node.slurm.calls()] == [*["show"] * 3, "update", "show"]
 
 
-@cases("node/hooks/prolog.toml")
+@rows
 def test_a_lowered_or_shadowed_fault_drains_no_node(node: Node, setting: str, said: str) -> None:
     node.more = f"[checks.low]\ncheck='memory'\nmin_total_gib=9999\n{setting}\n"
     assert not node.prolog()
@@ -94,7 +94,7 @@ def test_a_hung_check_among_those_that_share_a_child_is_named(node: Node) -> Non
 # --- who else has a say --------------------------------------------------
 
 
-@cases("node/hooks/prolog.toml")
+@rows
 def test_only_a_node_in_the_pool_without_a_note_is_drained(
     node: Node, slurm: HookedSlurm, state: str, note: str, keeps_job_away: bool, after: str
 ) -> None:
@@ -112,7 +112,7 @@ def test_only_a_node_in_the_pool_without_a_note_is_drained(
 # --- Slurm in trouble --------------------------------------------------
 
 
-@cases("node/hooks/prolog.toml")
+@rows
 def test_a_controller_in_trouble_drains_nobody(
     node: Node, slurm: HookedSlurm, trouble: str
 ) -> None:

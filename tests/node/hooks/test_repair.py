@@ -14,7 +14,6 @@ from slurm_health.node.notify import EventKind
 from slurm_health.node.rules.repair import Outcome, RepairAttempt, RepairStep
 from slurm_health.system.nvml import GpuDevice, Gpus
 from slurm_health.system.slurm.client import Client
-from tests.cases import cases
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
 from tests.support.notified import received
@@ -30,6 +29,7 @@ from tests.support.repaired_node import (
     steps,
     until,
 )
+from tests.support.rows import rows
 
 
 def begun(step: RepairStep = RepairStep.RESET, node: str = "n3") -> RepairAttempt:
@@ -116,7 +116,7 @@ def test_a_repaired_node_returns_by_the_usual_rules(node: Node, slurm: HookedSlu
     assert [kind for kind, _ in events(node)] == [EventKind.DRAINED, EventKind.RELEASED]
 
 
-@cases("node/hooks/repair.toml")
+@rows
 def test_nothing_is_done_if_a_job_runs_or_somebody_else_is_at_it(
     node: Node, slurm: HookedSlurm, state: str, edit: str
 ) -> None:
@@ -130,7 +130,7 @@ def test_nothing_is_done_if_a_job_runs_or_somebody_else_is_at_it(
     assert rebooted(slurm) == []
 
 
-@cases("node/hooks/repair.toml")
+@rows
 def test_a_node_that_an_administrator_took_while_it_was_checked_is_not_rebooted(
     node: Node, slurm: HookedSlurm, state: str, reason: str
 ) -> None:
@@ -265,7 +265,7 @@ def reset(node: Node, here: Gpus, *devices: str) -> tuple[RepairAttempt, str]:
     return ended, trace.read_text() if trace.exists() else ""
 
 
-@cases("node/hooks/repair.toml")
+@rows
 def test_the_gpus_at_fault_are_reset_or_all_if_they_are_not_known(
     node: Node, devices: list[str], expected: str
 ) -> None:
@@ -274,7 +274,7 @@ def test_the_gpus_at_fault_are_reset_or_all_if_they_are_not_known(
     assert (attempt.outcome, trace) == (Outcome.DONE, expected)
 
 
-@cases("node/hooks/repair.toml")
+@rows
 def test_a_gpu_that_may_be_in_use_is_not_reset(node: Node, here: Gpus, why: str) -> None:
     attempt, trace = reset(node, here, "0000:3b:00")
 

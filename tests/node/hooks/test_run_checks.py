@@ -28,10 +28,10 @@ from slurm_health.node.hooks.init_config import common_nvlinks, draft
 from slurm_health.node.rules.finding import Finding, Status, passed
 from slurm_health.node.run import confirming, run_checks
 from slurm_health.system.nvml import GpuDevice
-from tests.cases import cases
 from tests.node.checks.conftest import WELL, planned
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
+from tests.support.rows import rows
 from tests.support.sites import tree, write_site
 
 LOST = b"3,7,9990000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\n"
@@ -91,7 +91,7 @@ def test_what_a_check_raises_or_measures_without_sense_does_no_harm() -> None:
 # --- what `init config` drafts --------------------------------------------------------------------
 
 
-@cases("node/hooks/run_checks.toml")
+@rows
 def test_ports_that_jobs_use_are_drafted_in_a_table_for_every_rate(
     tmp_path: Path, layers: tuple[str, str], tables: dict[str, str]
 ) -> None:
@@ -173,7 +173,7 @@ def test_a_health_check_replaces_what_the_last_one_found(node: Node) -> None:
 
 
 @pytest.mark.root
-@cases("node/hooks/run_checks.toml")
+@rows
 def test_what_could_not_be_measured_is_unknown(node: Node, check: str, status: str) -> None:
     node.more = f"[checks.more]\n{check}"
     node.healthcheck()

@@ -27,11 +27,11 @@ from slurm_health.records.records import NodeHeld
 from slurm_health.system import proc
 from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.parsing import CompletingJob
-from tests.cases import cases
 from tests.node.hooks.test_healthcheck import pass_after_pass
 from tests.support.hooked_node import Node
 from tests.support.hooked_slurm import HookedSlurm
 from tests.support.notified import into_file, received
+from tests.support.rows import rows
 
 LIFT = '[recovery]\nslurm_drains = "lift"\n'
 NOBODY = 65534
@@ -109,7 +109,7 @@ def test_a_well_node_asks_slurm_nothing_and_one_of_all_looks_for_all(node: Node)
     assert shared.claim_look(node.shared, "n4", 3e9) == (True, b"")  # it died
 
 
-@cases("node/hooks/slurm_drains.toml")
+@rows
 def test_a_node_returns_after_two_health_checks_if_its_reason_allows_it(
     node: Node, more: str, reason: str, shown: str, after: str
 ) -> None:

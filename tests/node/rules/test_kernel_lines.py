@@ -29,7 +29,7 @@ from slurm_health.node.rules.kernel_lines import (
     is_evidence,
     of_xid,
 )
-from tests.cases import cases
+from tests.support.rows import rows
 
 
 def section(name: str) -> list[str]:
@@ -135,7 +135,7 @@ def test_a_name_behind_the_kernels_words_adds_nothing(comm: str) -> None:
     assert matching(xid) == [XID]
 
 
-@cases("node/rules/kernel_lines.toml")
+@rows
 def test_a_line_that_begins_with_a_process_is_no_evidence_whatever_matches_it(line: str) -> None:
     assert not is_evidence(line)
 
@@ -153,7 +153,7 @@ def test_every_pattern_begins_at_the_beginning_of_the_line() -> None:
 # --- what the table of errors explains ------------------------------------------------------------
 
 
-@cases("node/rules/kernel_lines.toml")
+@rows
 def test_a_number_or_a_line_is_explained(words: str, status: Status | None, helps: str) -> None:
     error = explained(words)
     assert (error.status if error else None) is status

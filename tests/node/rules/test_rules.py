@@ -20,8 +20,8 @@ from slurm_health.node.rules.settings import Accusations, Breaker, is_pattern, m
 from slurm_health.records.nodeset import expand, fold
 from slurm_health.records.probe_catalog import BUILT_IN, Metric
 from slurm_health.records.text import REASON_LENGTH
-from tests.cases import cases
 from tests.support.accusing import JOB, accusation, journal, judged
+from tests.support.rows import rows
 
 NODES = [f"n{number}" for number in range(1, 41)]
 drains = st.lists(
@@ -108,7 +108,7 @@ def trips_after(users: list[int], nodes: list[str]) -> tuple[str, list[str]]:
     return answer.why_not, list(answer.ledger.trips)
 
 
-@cases("node/rules/rules.toml")
+@rows
 def test_one_users_jobs_trip_nothing(users: list[int], tripped: list[str]) -> None:
     why, found = trips_after(users, NODES[:30])
     assert found == tripped
@@ -117,7 +117,7 @@ def test_one_users_jobs_trip_nothing(users: list[int], tripped: list[str]) -> No
     assert ("of them after jobs of user ann" in why) == (not tripped)
 
 
-@cases("node/rules/rules.toml")
+@rows
 def test_two_refusals_of_others_trip_the_breaker(users: list[int], tripped: list[str]) -> None:
     why, found = trips_after(users, NODES[:30])
     assert found == tripped
@@ -178,7 +178,7 @@ def test_marks_that_are_not_kept_would_not_have_counted(
     )
 
 
-@cases("node/rules/rules.toml")
+@rows
 def test_a_moment_of_another_boot_has_no_place_in_this_one(
     then: BootTime | None, now: BootTime | None, uptime_s: float | None
 ) -> None:
@@ -205,7 +205,7 @@ def test_a_note_is_known_again_whatever_it_says(
     assert (read.job, read.time_s) == (job, time_s)
 
 
-@cases("node/rules/rules.toml")
+@rows
 def test_the_20_columns_of_sinfo_say_what_is_wrong(check: str, text: str, shown: str) -> None:
     note = drain_note.write(DrainNote(checks=(check,), job=7, time_s=5, text=text))
     assert note[:20] == shown
@@ -285,7 +285,7 @@ def test_a_test_of_a_part_is_chosen_by_what_kind_of_part_it_is(component: str, k
 # --- patterns of node names -----------------------------------------------------------------------
 
 
-@cases("node/rules/rules.toml")
+@rows
 def test_a_name_is_meant_by_patterns(patterns: list[str], meant: str, others: str) -> None:
     assert all(matches(name, patterns) for name in meant.split())
     assert not any(matches(name, patterns) for name in others.split())

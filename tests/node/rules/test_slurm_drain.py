@@ -29,7 +29,7 @@ from slurm_health.node.rules.slurm_reasons import (
     job_in,
     kind_of,
 )
-from tests.cases import cases
+from tests.support.rows import rows
 
 SINCE = "2026-11-28T14:00:00"
 NFS = Resource(name="/scratch", kind="nfs4", source="nfs1:/scratch")
@@ -58,7 +58,7 @@ DRAIN = SlurmDrain(
 )
 
 
-@cases("node/rules/slurm_drain.toml")
+@rows
 def test_other_texts_are_an_administrators(releases: str, reason: str, kind: str | None) -> None:
     row = kind_of(reason)
     assert (row.name if row else None) == kind, releases
@@ -81,7 +81,7 @@ def _other(node: str = "n8", **changes: Any) -> SlurmDrain:
     return msgspec.structs.replace(DRAIN, node=node, **changes)
 
 
-@cases("node/rules/slurm_drain.toml")
+@rows
 def test_a_node_returns_only_if_nothing_speaks_against_it(
     changes: dict[str, Any], setting: str, others: list[dict[str, Any]], why: str
 ) -> None:
@@ -99,7 +99,7 @@ def test_passes_are_apart_and_begin_anew_after_an_obstacle() -> None:
     assert passes == [1, 1, 0, 1, 2]
 
 
-@cases("node/rules/slurm_drain.toml")
+@rows
 def test_a_drain_is_its_text_and_its_time(
     before: dict[str, Any], reason: str, since: str, since_s: float, job: int | None, held: int
 ) -> None:
@@ -139,7 +139,7 @@ def test_a_wave_is_named_by_what_is_narrowest() -> None:
     assert wave(DRAIN, [*others[:1], others[0]]) is None  # one node twice
 
 
-@cases("node/rules/slurm_drain.toml")
+@rows
 def test_who_drained_two_nodes_is_named(second: dict[str, Any], named: set[str]) -> None:
     names: Callable[[int], str] = {1000: "alice", 7: "bob"}.__getitem__
     assert set(culprits([DRAIN, _other(**second)], 2000.0, names)) == named

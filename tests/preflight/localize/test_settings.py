@@ -10,16 +10,16 @@ import pytest
 
 from slurm_health.preflight.localize.settings import DeviceKind, LocalizeSettings, settings_from
 from slurm_health.records.errors import LocalizeError
-from tests.cases import cases
+from tests.support.rows import rows
 
 
-@cases("preflight/settings.toml")
+@rows
 def test_settings_that_no_run_can_honour_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(LocalizeError):
         LocalizeSettings(**settings)
 
 
-@cases("preflight/settings.toml")
+@rows
 def test_a_wrong_choice_is_refused_by_name_with_what_is_allowed(
     name: str, value: Any, allowed: str
 ) -> None:

@@ -25,8 +25,8 @@ from slurm_health.records.records import (
 )
 from slurm_health.report.find import runs_of_job
 from slurm_health.system import journal
-from tests.cases import cases
 from tests.support.journals import Clock, run_started, write_healthy_run
+from tests.support.rows import rows
 from tests.support.stranger import given_to
 
 STARTED = run_started(["n1", "n2"], run_id="now", start_time_s=1000)
@@ -39,7 +39,7 @@ def write(root: Path, label: str, *records: Record) -> Path:
     return directory
 
 
-@cases("system/journal/directories.toml")
+@rows
 def test_a_check_takes_over_what_was_cut_short_and_else_has_a_directory_of_its_own(
     tmp_path: Path,
     there: dict[str, list[str]],

@@ -20,8 +20,8 @@ from slurm_health.system.slurm.client import Client
 from slurm_health.system.slurm.command import clean_environ, run
 from slurm_health.system.slurm.last_word import became, in_output
 from slurm_health.system.slurm.parsing import Job, Node, parse_pairs
-from tests.cases import cases
 from tests.support.fake_slurm import FakeSlurm
+from tests.support.rows import rows
 from tests.support.supervised import eventually, write_executable
 
 DATA = Path(__file__).parents[2] / "data" / "slurm-22.05"
@@ -48,7 +48,7 @@ def client_that_prints(tmp_path: Path, recorded: str) -> Client:
 # --- recorded output ---------------------------------------------------------------------------
 
 
-@cases("system/slurm/client.toml")
+@rows
 def test_a_job_as_slurm_shows_it_is_understood(
     tmp_path: Path,
     recorded: str,
@@ -66,14 +66,14 @@ def test_a_job_as_slurm_shows_it_is_understood(
     assert (job.excluded, job.nodes) == (excluded, nodes)
 
 
-@cases("system/slurm/client.toml")
+@rows
 def test_a_job_has_ended_where_slurm_says_nothing_else_of_it(states: str, ended: bool) -> None:
     job = Job(job_id=4, states=frozenset(states.split()), reason="", fields={})
 
     assert job.ended is ended
 
 
-@cases("system/slurm/client.toml")
+@rows
 def test_a_node_that_somebody_took_out_of_use_is_told_by_its_state(state: str, out: bool) -> None:
     assert Node(name="n1", state=state).out_of_pool is out
 
@@ -95,7 +95,7 @@ def test_a_reason_changes_no_state_and_a_node_list_that_cannot_be_read_is_never_
 # --- commands ----------------------------------------------------------------------------------
 
 
-@cases("system/slurm/client.toml")
+@rows
 def test_nodes_forget_an_attempt_late_before_2302_where_prologs_run_at_allocation(
     slurm: FakeSlurm, client: Client, release: str, flags: str, late: bool
 ) -> None:
@@ -205,7 +205,7 @@ def test_nothing_is_asked_once_the_time_for_it_is_over(tmp_path: Path) -> None:
     assert time.monotonic() - began_s < 20
 
 
-@cases("system/slurm/client.toml")
+@rows
 def test_sacct_is_advised_where_it_would_tell(tmp_path: Path, accounting: str, told: str) -> None:
     slurm = FakeSlurm(tmp_path / "slurm")
     slurm.set(accounting=accounting)
@@ -271,7 +271,7 @@ def line(due_to: str = "", *, job: int = 12, time_s: float = NOW_S) -> bytes:
     return f"slurmstepd-n1: error: *** JOB {job} ON n1 CANCELLED AT {when}{due_to} ***\n".encode()
 
 
-@cases("system/slurm/last_word.toml")
+@rows
 def test_slurms_line_in_the_output_tells(due_to: str, told: str) -> None:
     assert in_output(b"step 1\n" + line(due_to) + b"Terminated\n", "12", now_s=NOW_S) == told
     assert in_output(line(due_to), "13", now_s=NOW_S) == ""  # of another job

@@ -25,11 +25,11 @@ from slurm_health.system.slurm.parsing import (
     parse_topology,
     partition_of,
 )
-from tests.cases import cases
+from tests.support.rows import rows
 from tests.test_fuzz import ODD, SLURM, as_text, damaged, read
 
 
-@cases("system/slurm/parsing.toml")
+@rows
 def test_leaves_are_what_nodes_hang_on(text: str, leaves: dict[str, str]) -> None:
     assert parse_topology(text) == {name: expand(nodes) for name, nodes in leaves.items()}
 
@@ -65,7 +65,7 @@ def shown(asked: str, *groups: str) -> str:
     )
 
 
-@cases("system/slurm/job_gres.toml")
+@rows
 def test_however_the_job_asked_its_steps_ask_for_all_that_nodes_have(
     asked: str, groups: list[str], steps: dict[str, tuple[str, ...]]
 ) -> None:
@@ -75,7 +75,7 @@ def test_however_the_job_asked_its_steps_ask_for_all_that_nodes_have(
     assert groups != ["n[1-2] "] or gres == {"n1": NodeGres(), "n2": NodeGres()}
 
 
-@cases("system/slurm/job_gres.toml")
+@rows
 def test_slurm_is_asked_of_jobs_with_gpus_only(environ: dict[str, str], asked: bool) -> None:
     assert may_have_gpus(environ) is asked
 

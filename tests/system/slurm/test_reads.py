@@ -16,9 +16,9 @@ from slurm_health.records.errors import SlurmCommandError, SlurmError, SlurmTime
 from slurm_health.system.slurm import command
 from slurm_health.system.slurm.parsing import Job, JobId, Node
 from slurm_health.system.slurm.reads import Reads, Run, mismatch, pyslurm_obstacle
-from tests.cases import cases
 from tests.lab import Lab
 from tests.lab.errors import DeadlinePassed
+from tests.support.rows import rows
 from tests.support.supervised import write_executable
 
 DATA = Path(__file__).parents[2] / "data" / "slurm-22.05"
@@ -288,7 +288,7 @@ def test_both_readers_say_the_same_of_a_node_in_maintenance(played: tuple[Lab, S
 # --- which reader is used, and what becomes of one that breaks ------------------------------------
 
 
-@cases("system/slurm/reader_choice.toml")
+@rows
 def test_pyslurm_is_used_where_it_fits_and_was_tested(pyslurm: str, slurm: str, said: str) -> None:
     assert said in mismatch(pyslurm, slurm)
     assert bool(said) == bool(mismatch(pyslurm, slurm))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from slurm_health.records.script_records import Diagnosed
-from tests.cases import cases
 from tests.support.ended_jobs import diagnosed_by_output
+from tests.support.rows import rows
 
 LOAD_CUT_SHORT = """
 import pathlib, torch
@@ -47,7 +47,7 @@ def told(output: str, status: int, nodes: tuple[str, ...] = ("n1",)) -> Diagnose
     return found
 
 
-@cases("training/real_ends.toml")
+@rows
 def test_a_program_that_ends_by_an_exception_is_told_with_its_line(
     tmp_path: Path, program: str, cause: str, attribution: str, where: str
 ) -> None:
@@ -59,7 +59,7 @@ def test_a_program_that_ends_by_an_exception_is_told_with_its_line(
 
 @pytest.mark.slow
 @pytest.mark.torch
-@cases("training/real_ends.toml")
+@rows
 def test_what_torch_says_of_a_checkpoint_a_gradient_a_loader_or_a_device_is_understood(
     tmp_path: Path, program: str, cause: str
 ) -> None:
