@@ -510,7 +510,7 @@ def node_silent(_: Inference, scene: Scene) -> Inference | None:
     """The agent of a node does not answer, and those of others do.
 
     Only Slurm or a connection can confirm that it is the node, or the network to it: else its agent
-    has ended, which means nothing for the node.
+    has ended, or has no processor, which means nothing for the node.
     """
     standstill, silent = scene.standstill, scene.standstill.silent
     if not 0 < len(silent) < len(standstill.nodes):
@@ -521,14 +521,13 @@ def node_silent(_: Inference, scene: Scene) -> Inference | None:
     unreached |= set(reports.silent if reports else ())
     states = slurm.node_states if slurm else {}
     unreached |= {n for n, s in states.items() if any(mark in s.upper() for mark in _LOST_STATES)}
-    no_answer = (f"no answer from the agent on {listed(silent)}",)
     if not unreached & set(silent):
         return Inference(
             name="agent-ended",
-            description=f"the agent{'' if one else 's'} on {listed(silent)} ended, and the"
+            description=f"no answer from the agent{'' if one else 's'} on {listed(silent)}, and the"
             " collected data does not show where the training hangs",
             sureness=Sureness.POSSIBLE,
-            evidence=no_answer,
+            evidence=("neither Slurm nor a connection shows a loss of the node",),
             advice=f"look at the ranks on {silent[0]} (py-spy dump --pid PID)",
         )
     return Inference(
@@ -538,7 +537,7 @@ def node_silent(_: Inference, scene: Scene) -> Inference | None:
         sureness=Sureness.LIKELY,
         nodes=silent,
         ranks=ranks_of([rank for rank in scene.ranks if rank.node in silent]),
-        evidence=no_answer,
+        evidence=(f"no answer from the agent on {listed(silent)}",),
         advice=f"check whether Slurm still reaches it: scontrol show node {silent[0]}",
     )
 
