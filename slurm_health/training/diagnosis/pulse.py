@@ -444,14 +444,15 @@ class Pulse:
         # All come to rest together: the rank with the shortest rests shows the usual one.
         moves = max((track.moves for track in program.ranks.values()), default=0)
         rests = [track.longest_rest_s for track in program.ranks.values() if track.moves]
-        rested_s = now_s - program.ran_s
+        largest = max(self.programs.values(), key=lambda other: len(other.ranks))
+        lines = self.line if largest is program else None
+        # Steps of little work look like a wait that polls, and are none.
+        rested_s = now_s - max(program.ran_s, lines.last_s if lines else -math.inf)
         allowance_s, is_young = self._usual(Sign.RUN, moves, 0.0, min(rests, default=0.0))
         by_rest = Standing(
             sign=Sign.RUN, stalled_s=rested_s, allowance_s=allowance_s, is_young=is_young
         )
-        lines = self.line
-        largest = max(self.programs.values(), key=lambda other: len(other.ranks))
-        if lines is None or largest is not program or (rested_s >= allowance_s and not is_young):
+        if lines is None or (rested_s >= allowance_s and not is_young):
             return by_rest
         allowance_s, is_young = self._usual(
             Sign.LINE, lines.intervals, lines.typical_s, lines.longest_s

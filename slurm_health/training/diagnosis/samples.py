@@ -20,7 +20,8 @@ import msgspec
 from slurm_health.records.text import listed, ranks_text
 from slurm_health.training.diagnosis.collected import FlightRecord, NodeState
 
-STOPPED, IN_KERNEL, TRACED = "T", "D", "t"  # states of processes, as proc(5) names them
+# States of processes, as proc(5) names them: that of one that runs, or would, first.
+READY, STOPPED, IN_KERNEL, TRACED = "R", "T", "D", "t"
 # The CPU share of a process that only waits: its threads serve connections and logs.
 IDLE_SHARE = 0.05
 IDLE_BYTES_PER_S = 16 << 10  # that a rank and its children read and write
@@ -210,6 +211,8 @@ class RankSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         moved_bytes = abs(self.io_bytes - before.io_bytes)
         seldom = self.wakes - before.wakes <= _WAKES_PER_S * window_s
         spins = seldom and ran + ready >= _SPINS
+        if seldom and not spins and self.state == READY:
+            ready = 1 - ran  # the kernel counts a wait for a processor once it is over
         most_ran, most_ready = _RESTS if seldom else _POLLS
         waits = ran <= most_ran and ready <= most_ready
         idle = self.steps == before.steps and moved_bytes <= IDLE_BYTES_PER_S * window_s

@@ -196,6 +196,16 @@ def test_lines_of_output_have_a_pace_where_main_threads_hardly_run() -> None:
     assert (verdict.why_not, verdict.line) == ("", "step 89")
 
 
+def test_a_training_whose_main_threads_hardly_run_any_more_goes_on_by_its_lines() -> None:
+    training, pulse = Training(LONG, beats=False, of_last={"stack": "own code"}), Pulse(NODES)
+    for step in range(900):
+        now_s = BEGAN_S + step
+        observe(pulse, training, now_s)
+        pulse.read("out", f"step {step} loss 0.5\n", now_s)
+
+    assert inspect(pulse, training, now_s + INSPECTION_S).why_not
+
+
 def test_a_wait_for_a_server_is_a_pause_for_a_while_whatever_its_state() -> None:
     awaited = "/ckpt/a.pt (srv:/ckpt)"
     waits = {"state": "S", "stack": "own code", "storage": awaited}
@@ -346,6 +356,13 @@ def test_a_rank_that_is_elsewhere_at_the_second_look_does_not_rest() -> None:
 
     assert waits.since(waits, 4.0).rests
     assert not waits.since(loads, 4.0).rests
+
+
+def test_a_rank_that_is_ready_to_run_and_does_not_lacks_a_processor() -> None:
+    ready = RankSample(rank=0, pid=7, state="R")
+
+    assert not ready.since(ready, 4.0).rests
+    assert ready.since(ready, 4.0).lacks_processor
 
 
 @pytest.mark.heavy
