@@ -16,6 +16,7 @@ from slurm_health.training.diagnosis.collected import ScriptEnd, TrainingLog
 from slurm_health.training.diagnosis.failure import FailureDiagnostician
 from slurm_health.training.diagnosis.output import read_output
 from slurm_health.training.framework import DataManager
+from tests.support.rows import rows
 
 DATA = Path(__file__).parent / "data" / "played_training"
 RECORDED = sorted(directory.name for directory in DATA.iterdir() if directory.is_dir())
@@ -76,14 +77,7 @@ def test_an_abort_by_nccls_watchdog_is_no_crash_of_a_rank(labelled: bool) -> Non
     assert places == {(0, "n1"), (1, "n1"), (3, "n2")}
 
 
-@pytest.mark.parametrize(
-    ("printed", "instead"),
-    [
-        (r"\[E\d{4} ", "[E626 "),  # in June: months have no leading zero
-        (r"\[E\d{4} [\d:.]+ ", "[E "),  # as torch 2.2 prints it
-        (r"(?m)^", "[80746] "),  # numbered by what shows them
-    ],
-)
+@rows
 def test_an_abort_by_nccls_watchdog_is_no_crash_in_any_month_and_form(
     printed: str, instead: str
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.lab import Lab, played_nodes
 from tests.lab.installed_site import Record, Site
+from tests.support.rows import rows
 
 pytestmark = [
     pytest.mark.lab,
@@ -33,22 +34,7 @@ def devices(records: list[Record]) -> int:
     return len(ready["devices"])
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ("--gres=gpu:3", [3, 3]),
-        ("--gres=gpu:2,nic:1", [2, 2]),
-        ("--gpus=8", [4, 4]),
-        ("--gpus=5", [4, 1]),
-        ("--gpus-per-node=2", [2, 2]),
-        ("--gpus-per-task=1 --ntasks-per-node=2", [2, 2]),
-        ("--gpus-per-task=1 --ntasks=5", [4, 1]),
-        ("--gpus-per-socket=1 --sockets-per-node=2 --ntasks-per-node=2", [2, 2]),
-        ("--gpus-per-node=2 --ntasks-per-gpu=1 --mem-per-gpu=100 --cpus-per-gpu=1", [2, 2]),
-        ("--exclusive", [4, 4]),
-        ("", [1, 1]),  # one process that measures the CPUs
-    ],
-)
+@rows
 def test_agents_see_every_gpu_of_the_job(site: Site, options: str, expected: list[int]) -> None:
     played_nodes.play(site)
     job = played_nodes.submit(site, "-N2", *options.split(), "--check=matmul")

@@ -15,6 +15,7 @@ from tests.lab import Lab
 from tests.lab.installed_site import Site, eventually
 from tests.lab.played_nodes import play, submit
 from tests.played_gpu import nvml_library
+from tests.support.rows import rows
 from tests.training.monitor.test_flight_dumps import dump
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
@@ -113,13 +114,7 @@ def test_a_node_that_slurm_loses_is_the_one_that_is_accused(training: Site) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "cause", "nodes"),
-    [
-        (992, "memory-broken", ["n1"]),  # SIG_UME of slurm.h
-        (998, "node-lost", []),  # SIG_NODE_FAIL
-    ],
-)
+@rows
 def test_what_slurm_tells_a_job_of_its_nodes_is_understood(
     training: Site, number: int, cause: str, nodes: list[str]
 ) -> None:

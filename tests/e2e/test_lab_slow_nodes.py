@@ -12,6 +12,7 @@ from slurm_health.records.nodeset import expand
 from tests.lab import Lab
 from tests.lab.installed_site import DEADLINE_S, Site
 from tests.lab.played_nodes import FAULTY, SLOW, UNREACHABLE, play, submit
+from tests.support.rows import rows
 
 pytestmark = [
     pytest.mark.lab,
@@ -80,14 +81,7 @@ echo "ran on $(srun hostname | sort | xargs)"
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("bad", "nodes", "kept"),
-    [
-        ("n3", ("-N3", "--spares=1"), "n[1-2,4]"),
-        ("n2", ("--nodes=3-4",), "n[1,3-4]"),
-    ],
-    ids=["a spare takes its place", "the job makes do with fewer"],
-)
+@rows
 def test_a_bad_node_is_left_behind_without_a_requeue(
     site: Site, bad: str, nodes: tuple[str, ...], kept: str
 ) -> None:
@@ -128,18 +122,7 @@ def told(site: Site, job: int) -> tuple[list[str], str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        "--gres=gpu:2",
-        "--exclusive",
-        "--ntasks-per-node=2",
-        "--gpus-per-node=1 --ntasks-per-node=2",
-        "--gpus-per-task=1 --ntasks-per-node=2",
-        "--ntasks-per-gpu=1 --gpus-per-node=2 --mem-per-gpu=100 --cpus-per-gpu=1",
-        "--gres=gpu:1 --exclusive --mem=500 --cpus-per-task=2",
-    ],
-)
+@rows
 def test_a_job_that_gave_nodes_back_is_as_one_submitted_for_those_it_kept(
     site: Site, options: str
 ) -> None:

@@ -120,17 +120,7 @@ def test_a_release_without_effect_is_noticed_and_tried_again(
     assert scene.recorded() == (True, "without n2")
 
 
-@pytest.mark.parametrize(
-    ("held", "changes", "said"),
-    [
-        (False, {"state": "CANCELLED"}, "the job has ended (CANCELLED)"),
-        (False, {"state": "COMPLETED"}, "the job has ended (COMPLETED)"),
-        (False, {"state": "TIMEOUT"}, "the job has ended (TIMEOUT)"),
-        (False, {"state": "OUT_OF_MEMORY"}, "the job has ended (OUT_OF_MEMORY)"),
-        (True, {"Restarts": 2}, "requeued again"),
-        (True, {}, "forgotten"),
-    ],
-)
+@rows
 def test_a_job_that_has_ended_or_is_forgotten_or_requeued_again_is_left_alone(
     scene: Scene, held: bool, changes: dict[str, object], said: str
 ) -> None:

@@ -10,26 +10,10 @@ import pytest
 from slurm_health.preflight.localize.localizer import GroupResult, Level, Outcome
 from slurm_health.preflight.localize.settings import DeviceKind
 from tests.preflight.localize.test_localizer import run
+from tests.support.rows import rows
 
 
-@pytest.mark.parametrize(
-    ("slowness", "kind", "level", "component", "reason"),
-    [
-        pytest.param(
-            1.07,
-            DeviceKind.ACCELERATOR,
-            Level.HEALTHY,
-            "node",
-            "matmul:device 3 is 6.9 % slower than its peers, within what healthy devices differ by",
-            id="told",
-        ),
-        pytest.param(
-            1.2, DeviceKind.ACCELERATOR, Level.SLOW, "compute device 3", "matmul", id="named"
-        ),
-        # Others use a share of the processors: no word against the node, but a spare is chosen.
-        pytest.param(1.6, DeviceKind.CPU, Level.HEALTHY, "node", "passed with", id="on CPUs"),
-    ],
-)
+@rows
 def test_a_node_is_judged_by_how_much_slower_than_healthy_ones_a_device_of_it_is(
     slowness: float, kind: DeviceKind, level: Level, component: str, reason: str
 ) -> None:

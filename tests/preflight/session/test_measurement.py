@@ -55,21 +55,7 @@ def test_bandwidth_is_what_nccl_tests_prints() -> None:
     assert busbw == pytest.approx(208.78, abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("probe", "iteration_ms", "taken_ms", "expected_ms"),
-    [
-        pytest.param("matmul", [[1.0, 2.0, 3.0, 4.0, 100.0]], None, 3.0, id="own work: median"),
-        pytest.param("allgather", [[1.0, 2.0, 3.0, 4.0, 99.0]], None, 2.0, id="transfer: quartile"),
-        pytest.param("matmul", [[1.0] * 3, [9.0] * 3, [2.0] * 3], None, 9.0, id="slowest device"),
-        pytest.param("matmul", [[10.0, 30.0, 90.0]], [0.0, 20.0, 80.0], 10.0, id="crowded"),
-        pytest.param("matmul", [[10.0, 11.0, 12.0, 90.0]], [0, 0, 0, 80.0], 11.0, id="one window"),
-        ("matmul", [], None, None),
-        ("matmul", [[]], None, None),
-        ("matmul", [[0.0]], None, None),
-        ("matmul", [[-1.0]], None, None),
-        pytest.param("matmul", [[float("inf")]], None, None, id="endless"),
-    ],
-)
+@rows
 def test_a_probe_has_one_time_without_what_others_took_or_none_if_it_cannot_have_been_measured(
     probe: str,
     iteration_ms: list[list[float]],
@@ -111,15 +97,7 @@ def test_a_crowded_node_is_not_slow_and_one_that_its_own_limit_holds_back_is() -
     assert set(levels.values()) == {Level.HEALTHY}
 
 
-@pytest.mark.parametrize(
-    ("node", "exchange_ms", "served", "accused"),
-    [
-        pytest.param("n1", 40.0, {}, True, id="slow"),
-        pytest.param("n1", 40.0, dict.fromkeys(NODES, 0.1), False, id="all are crowded"),
-        pytest.param("n1", 20.0, {"n1": 0.2}, False, id="it is crowded"),
-        pytest.param("n2", 20.0, {"n1": 0.2}, True, id="another one is crowded"),
-    ],
-)
+@rows
 def test_the_more_nodes_are_crowded_the_slower_an_exchange_must_be_to_accuse_one(
     node: str, exchange_ms: float, served: dict[str, float], accused: bool
 ) -> None:

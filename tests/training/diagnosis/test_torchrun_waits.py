@@ -7,6 +7,7 @@ import pytest
 
 from slurm_health.training.diagnosis.samples import LAUNCHERS, RankSample, Standstill
 from tests.frozen.trainings import diagnosed
+from tests.support.rows import rows
 from tests.training.diagnosis.test_pulse import FIRST, NODES, STACKS, Training, watched
 
 PROGRAM = f"0{LAUNCHERS}"
@@ -44,15 +45,7 @@ def test_a_node_whose_torchrun_goes_elsewhere_is_named_and_no_rank(
     assert "rank 1" not in " ".join(cause.evidence)
 
 
-@pytest.mark.parametrize(
-    ("count", "wakes_per_s", "hang"),
-    [
-        (3, 0.0, True),
-        (3, 130.0, True),  # asking again and again
-        (2, 0.0, False),  # one is to come
-        (1, 0.0, False),
-    ],
-)
+@rows
 def test_torchruns_that_wait_hang_once_all_of_them_are_there(
     count: int, wakes_per_s: float, hang: bool
 ) -> None:
