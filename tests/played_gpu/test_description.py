@@ -90,9 +90,9 @@ def test_every_fault_is_struck_by_the_test_that_the_page_names_for_it() -> None:
 
 def with_its_rows(file: str) -> str:
     """Return the text of a module of tests, and of the data files with its rows."""
-    root = Path(__file__).parents[2]
-    text, directory = (root / file).read_text(), "-".join(Path(file).parent.parts[1:])
-    named = [f"tables/{name}" for name in re.findall(r'cases\("([^"]+)"\)', text)]
-    named += [f"rows/{directory}.json"] * ("@rows" in text)
+    root, path = Path(__file__).parents[2], Path(file).relative_to("tests")
+    text = (root / file).read_text()
+    table = path.with_name(path.name.removeprefix("test_")).with_suffix(".toml")
+    named = [f"tables/{table}"] * ("@rows" in text)
     named += ["broken-gpus.toml"] * ("broken-gpus" in text)
     return "".join([text, *((root / "tests/data" / name).read_text() for name in named)])
