@@ -205,7 +205,8 @@ def _result(planned: Planned, outcome: Finding | WorkResult | Stuck, took_s: flo
         case Hung(limit_s=limit_s, abandoned=abandoned, unserved_s=unserved_s):
             text, took_s = f"did not end within {planned.time_limit_s:g} s", planned.time_limit_s
             if unserved_s >= _STARVED * limit_s:
-                why = f"it was ready to run, and had no processor for {unserved_s:.1f} s of them"
+                wait = f"did not run for {unserved_s:.1f} s of the last {limit_s:g}"
+                why = f"it was ready to run, and {wait}"
                 finding = inconclusive(f"{text}: {why}")
             else:
                 left = " and cannot be killed (its process waits in the kernel)"

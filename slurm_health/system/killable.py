@@ -139,7 +139,7 @@ class Child:
             time.sleep(0.001)
 
     def hung(self) -> Hung:
-        """Return that it has not answered, and for how long it had no processor."""
+        """Return that it has not answered, and for how long it was kept from running."""
         process = Path(f"/proc/{self.pid}")
         ready, ran_s = False, 0.0
         for member in (process, *proc.children(process)):

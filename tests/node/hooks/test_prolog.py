@@ -69,7 +69,7 @@ def test_a_check_that_had_no_processor_has_not_hung(node: Node) -> None:
         check = f"check='command'\nargv=['sh', '-c', '{work}']\ntime_limit_s=2\n"
         node.more = f"[checks.starved]\n{check}hang_is_fault=true\n"
         assert not node.prolog()
-        said = "check=starved inconclusive: did not end within 2 s: it was ready to run, and had no"
+        said = "check=starved inconclusive: did not end within 2 s: it was ready to run, and did"
         assert said in node.said
         assert node.slurm.calls() == []
         cgroups.set_quota(controller, name, "n3", None)
