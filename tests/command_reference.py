@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make docs`: the page of all commands, from their --help, and what else is made from the code."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path

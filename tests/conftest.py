@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """No test sees the caller's job or settings, and none leaves a process behind."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -7,8 +7,6 @@ check of this machine and says what it left out. `make demo GPUS=2` shows the jo
 played GPUs, one of which falls off its bus.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -6,8 +6,6 @@ colours of the reader's theme, light or dark, and the same input gives the same 
 with the same release of matplotlib, which `docs/figures/drawn-by` names.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -5,8 +5,6 @@ Each is made from a journal of `tests.report.stories` and kept in tests/report/g
 option the differences are shown; `--accept` writes what the code makes now.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -9,8 +9,6 @@ Each change is made in a copy of the repository. Results are kept in build/mutan
 measured again while the changed module is what it was: remove the file after a change of tests.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import hashlib

@@ -6,8 +6,6 @@ type, default, bounds and the comment above each, the checks, the errors of the 
 causes that words lead to, the records of a journal, the exit codes.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import textwrap

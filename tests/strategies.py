@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What property tests draw from: node names, records of every kind, verdicts."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Benchmarks run: `make gpu` on CPUs, as a GPU is lent seldom and then it has to work; `scale`."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/reference/device-calls.md knows every call of the device path; what it relies on holds."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

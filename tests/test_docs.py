@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The documentation names what exists: every link leads somewhere, every command is described."""
 
-from __future__ import annotations
-
 import ast
 import configparser
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figures of the pages, and the numbers beside them."""
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path

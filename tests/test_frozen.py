@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is concluded and decided from fixed inputs is what it was."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.frozen.store import HOME, TABLES, differences, generated

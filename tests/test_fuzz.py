@@ -4,8 +4,6 @@
 A hundred cases each by default; `--hypothesis-profile=fuzz` tries 100,000 others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What lives on every node, or for days, loads little; and importing does nothing but import."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -4,8 +4,6 @@
 What post-mortem, monitor and the check of GPUs conclude of each is in tests/frozen.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

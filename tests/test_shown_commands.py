@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every `slurm-health` command line that a page shows can be copied: the command takes it."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import textwrap

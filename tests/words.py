@@ -6,8 +6,6 @@ the texts of the package, without docstrings but those of commands. The counts t
 only fall: `--accept` lowers them, and raises none.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import json

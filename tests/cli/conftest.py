@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node with hooks, for the tests beside this file."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.hooked_node import node, rack, shared, slurm, story

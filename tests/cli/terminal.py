@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands on a terminal of their own."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

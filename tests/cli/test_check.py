@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`slurm-health check` of one machine: what it prints, its exit code, and how it is interrupted."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

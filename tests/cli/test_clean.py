@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`slurm-health clean` as it is called. No Slurm answers here; the lab has one that does."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

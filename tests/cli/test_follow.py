@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`slurm-health report --follow` on a terminal of its own."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager

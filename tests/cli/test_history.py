@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`slurm-health history` and `lemons` as they are called."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The administrator's commands: what they print, what they end with, what they leave alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line as its users meet it: real processes, no torch."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

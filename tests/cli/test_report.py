@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`slurm-health report` as it is printed for several jobs, and for jobs without a journal."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `init config` drafts for a node, and the shims that `init hooks` installs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

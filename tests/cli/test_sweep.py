@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`slurm-health sweep` where it can check nothing."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands that need no job: explain, plan and templates."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Ansible role on this machine, in directories of its own: what it must leave alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

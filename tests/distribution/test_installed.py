@@ -5,8 +5,6 @@ The packages are installed over a copy of this machine that is thrown away: what
 an overlay in memory.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -5,8 +5,6 @@ Five are given wheels; on the others slurm-health is there already, as from a pa
 environment on each of twenty would take two cores longer than all that is looked at here.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make release`: two builds are the same, and the checksums are of what is there."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

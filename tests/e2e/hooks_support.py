@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cluster with the hooks installed as the documentation says."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator, Sequence

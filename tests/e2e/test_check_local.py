@@ -5,8 +5,6 @@ Four agents share this machine, so figures are noisy: a node may be called undec
 where the machine does other work besides. Nothing here depends on figures.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

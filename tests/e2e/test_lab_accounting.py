@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What depends on accounting, on a cluster with slurmdbd: an administrator's rights, and sacct."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

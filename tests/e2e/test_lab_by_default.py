@@ -3,8 +3,6 @@
 
 Slurm, its submission plugin and the jobs are real; what a check measures is played."""
 
-from __future__ import annotations
-
 import difflib
 import itertools
 import os

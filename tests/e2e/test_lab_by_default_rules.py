@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which jobs a site's rules name, as slurmctld sees them: GPUs, accounts, partitions, time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -4,8 +4,6 @@
 A node that fails others is faulty, one that Slurm cannot reach is named, no other ever is.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training that goes on: a failed script is started again, on a spare where a node is at fault."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

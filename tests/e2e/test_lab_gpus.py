@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Agents see every GPU that the job has on their node, however the job asked for them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

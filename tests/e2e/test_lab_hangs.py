@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A DDP training that hangs, of a job or of `run`: reported, ended, or started again."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

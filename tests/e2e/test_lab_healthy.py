@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A healthy job: checked, run once, and only the report can tell."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

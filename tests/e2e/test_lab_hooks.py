@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hooks under a real slurmd and slurmctld: what Slurm says afterwards."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Journal or ledger on a network filesystem: caches on every node, a hang, many at once."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

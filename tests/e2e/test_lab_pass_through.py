@@ -3,8 +3,6 @@
 
 Where it can be said so, the same script is run by both and what it saw is compared."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ The GPUs are played, and nothing else: what is broken in one of them is describe
 what the job's own check measures there, and by what root's hooks measure again.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

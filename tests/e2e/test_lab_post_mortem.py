@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scripts that fail on the lab: what the job's owner is told, and what the other nodes report."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping

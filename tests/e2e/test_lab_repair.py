@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node that keeps failing is rebooted, tested and handed over, on a real Slurm."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job that leaves a bad node: what it is told, what it keeps, and what comes between."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

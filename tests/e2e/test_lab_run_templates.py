@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The example batch scripts, submitted with sbatch as a site would, with a tiny training."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job leaves a slow node, or goes on without its spares, where that is cheap."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

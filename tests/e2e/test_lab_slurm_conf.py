@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a site's slurm.conf may have: a tree of switches, mail, partitions that squeue hides."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

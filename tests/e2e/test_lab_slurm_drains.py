@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drains that a real Slurm sets by itself: explained, and lifted if their cause is gone."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

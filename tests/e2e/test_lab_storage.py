@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A check tells whose fault it is that storage fails: a client's, the server's, the user's."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@
 The lab comes before all else that the machine does, so that what is slow here is what is made slow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What users ask for beside a check that may get in its way: right, or refused with what to do."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@
 The programs are the real ones; what a check measures is played.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 from pathlib import Path

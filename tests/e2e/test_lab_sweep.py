@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A sweep finds the planted bad node and history names it; partners test one that is accused."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -4,8 +4,6 @@
 A job whose nodes cannot be checked says so, leaves a record, and does what was chosen.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

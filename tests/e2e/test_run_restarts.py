@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`slurm-health run` on one machine as on several: ends, restarts, machines that share nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import signal

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-from __future__ import annotations
 
 from slurm_health.fleet.clean import JobJournal, RunningJobs, choose
 from tests.support.rows import rows

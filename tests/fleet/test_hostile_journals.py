@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a user writes into their own journals steers no fleet: times, nodes, and many jobs."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Collection, Mapping

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The index is a cache: whatever becomes of it, the journals are the truth."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a sweep's jobs have left, from real shells in real directories."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

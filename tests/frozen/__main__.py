@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write what is frozen anew, or say what differs."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

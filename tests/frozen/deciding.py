@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a job does about a verdict, a failed script, and a check that could not be made."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Standings of nodes by what their jobs found, and whom a sweep checks next."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from itertools import product

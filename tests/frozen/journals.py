@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verdict of a check whose journal is replayed: without the one that stands in it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 `inputs/kernel_lines.txt` holds lines of kernels and drivers, and lines that users can write.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path

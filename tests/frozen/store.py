@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of what is frozen, one entry a line, and how they differ from what is generated."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path

@@ -13,8 +13,6 @@ kernel.txt     what the second node's kernel logged, where the fault is one that
 run.json       the cause, how each rank ended, the versions
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

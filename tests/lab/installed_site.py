@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """slurm-health as its users meet it on the lab's cluster: what they type, see and leave behind."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -5,8 +5,6 @@ Slurm, its nodes, agents and jobs are real; only the process that would measure 
 `tests/support/fake_worker.py`, which behaves as it is told. So a verdict comes within seconds.
 """
 
-from __future__ import annotations
-
 import shlex
 import time
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Config files of a site, for the lab and for tests."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

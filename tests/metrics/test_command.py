@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`slurm-health lemons --prometheus` as it is called."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

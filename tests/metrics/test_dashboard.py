@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dashboard against Grafana's own schema, as its publishers' package has it."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Iterator

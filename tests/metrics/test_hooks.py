@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the health check leaves for monitoring."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Prometheus makes of the metrics: its checker, a node_exporter, a server, a dashboard."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

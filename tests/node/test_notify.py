@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Events of nodes reach the site's command or URLs, and no hook waits for either."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

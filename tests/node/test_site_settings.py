@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The site's file: what it says is taken, what it cannot mean is refused with line and key."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A value that many change at once loses no change, whatever is stale, damaged or killed."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

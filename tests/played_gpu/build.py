@@ -8,8 +8,6 @@ answers "not supported". A build takes seconds; it lies in a directory named by 
 of, so it is built once, and of two builds at once the second waits for the first.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

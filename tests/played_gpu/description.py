@@ -6,14 +6,13 @@ it again once it has changed: it is replaced by rename, so a fault can strike a 
 README.md describes the format and what each fault does.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_type_hints
 
 VARIABLE = "PLAYED_GPUS_FILE"
 FORMAT = 1
@@ -172,9 +171,8 @@ def parsed(file_text: str) -> Machine:
 
 
 def _device(keys: dict[str, str]) -> Device:
-    kinds = {"int": int, "float": float, "str": str}
-    fields = {field.name: kinds[str(field.type)] for field in dataclasses.fields(Device)}
-    return Device(**{name: fields[name](value) for name, value in keys.items()})
+    kinds = get_type_hints(Device)
+    return Device(**{name: kinds[name](value) for name, value in keys.items()})
 
 
 def _require_known(played: Machine) -> None:

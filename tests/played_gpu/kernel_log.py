@@ -5,8 +5,6 @@ The numbers and what they mean are in NVIDIA's catalogue of Xid errors; the word
 driver's releases 525 to 580.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from tests.played_gpu.description import Device, Fault

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that run on played GPUs, one process for each rank."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

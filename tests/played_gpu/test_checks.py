@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`slurm-health check` on played GPUs: a well node passes, a broken one is named, no other is."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file that describes played GPUs says what was meant, and refuses what none would play."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

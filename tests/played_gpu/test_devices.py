@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A played device is what its file describes, and breaks as that says, also while it works."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the played driver writes into the kernel's log is read as a real one's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The played libraries are found without PyTorch, are the only ones, and name their own crashes."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

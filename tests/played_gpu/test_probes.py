@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The probes of one device, on played ones: what they measure, and what they find."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

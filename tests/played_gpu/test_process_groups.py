@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's own process group over NCCL does on played GPUs what it does on real ones."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is said of real processes that end by an error of their device, or by a mistake on it."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 from pathlib import Path

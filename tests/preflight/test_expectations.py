@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is expected of a device, and of a site that says otherwise."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Orders of the master as its agents read them, and the bell that says that there are some."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cluster of the lab for the tests beside this file."""
 
-from __future__ import annotations
-
 from tests.e2e.conftest import module_site, site
 
 __all__ = ["module_site", "site"]

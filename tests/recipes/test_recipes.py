@@ -5,8 +5,6 @@ The tools and the trainings are real, on CPUs. What a check before them measures
 but for one. The packages come with `make test-slow`; without them these tests say what is missing.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From what GPUs said under load to what is worth saying of them."""
 
-from __future__ import annotations
-
 import msgspec
 
 from slurm_health.records.gpu_load import (

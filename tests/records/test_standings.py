@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a site's history says against nodes, as a file and as the prior of a check."""
 
-from __future__ import annotations
-
 import pytest
 
 from slurm_health.fleet.standing import Standing, published

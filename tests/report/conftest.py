@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reports tell times as the clock on the wall shows them: here it shows UTC."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 

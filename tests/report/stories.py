@@ -4,8 +4,6 @@
 What is recorded after a usual beginning is in `stories.toml`; the rest is here.
 """
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Callable

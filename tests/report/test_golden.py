@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pages of a report are as they are kept, and hold what every page of it must hold."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The list of the caller's latest jobs: from their journals, and Slurm's word where it answers."""
 
-from __future__ import annotations
-
 import os
 import resource
 from collections.abc import Mapping

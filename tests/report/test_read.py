@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is read of a run, also where files lack, are damaged or newer; ids that were given again."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from itertools import accumulate

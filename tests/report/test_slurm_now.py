@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Slurm says of a job that has no journal, and of the nodes of one that has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

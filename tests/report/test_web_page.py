@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page: whole in one file, harmless whatever a journal holds, and as a browser shows it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

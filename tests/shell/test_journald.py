@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What hooks say is found in a real journald by the command that the documentation gives."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

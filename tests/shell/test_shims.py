@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shims under an empty environment: their own errors never fail a prolog or an epilog."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

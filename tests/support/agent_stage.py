@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One agent as a real process; a test plays the master, a fake interpreter the workers."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -4,8 +4,6 @@
 With a run directory that a killed one left, it goes on with that run, as a batch job would.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

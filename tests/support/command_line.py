@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs `slurm-health` as its users do: a real process, its words and its exit code."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

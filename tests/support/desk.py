@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where jobs are submitted from, with a fake sbatch on the PATH."""
 
-from __future__ import annotations
-
 import io
 import os
 import shlex

@@ -5,8 +5,6 @@ Runs in an interpreter with torch and two devices or more; says of each fact whe
 JSON, one a line. docs/reference/device-calls.md names the call that each belongs to.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

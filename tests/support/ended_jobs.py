@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job whose script has failed, as collectors are told of it, and what is said of its output."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

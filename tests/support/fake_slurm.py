@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cluster of commands on the PATH; slurm_bin/fake_slurm.py says what they refuse and lose."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -29,8 +29,6 @@ Where FAKE_WORKER_MODEL is set, it plays an accelerator of that model. Where FAK
 each of its rounds takes so many seconds more.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import queue

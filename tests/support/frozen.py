@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that hangs as in a driver: it does not end when it is killed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A filesystem without room or programs, and a process for which all are without room."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node with hooks: its machine, its site's file, a fake scontrol, the directory all share."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Iterator

@@ -4,8 +4,6 @@
 What the commands answer is `fake_slurm`'s; here stands only what a test adds to it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

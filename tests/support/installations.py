@@ -4,8 +4,6 @@
 The environment borrows all other packages from that of the tests, so that nothing is downloaded.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import sysconfig

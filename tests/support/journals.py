@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Journals of runs that never were, written record by record by the journal's own writer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real HTTP server on loopback that keeps what it is sent, as a process of its own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The events that a node's `[notify]` command has received, once all of them have been sent."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers of one node, or of several that play theirs, as agents have them."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node that its site repairs: what was done to it, and what was sent about that."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests whose rows are data: what is given, and what is to come of it."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import tomllib

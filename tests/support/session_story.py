@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A controller that is told what happens, second by second."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 

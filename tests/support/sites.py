@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A site's file for a test, and recorded machines."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

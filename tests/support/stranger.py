@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A user to whom what root keeps for itself is closed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

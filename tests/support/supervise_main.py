@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the supervisor as the batch script does, with the program in `--python` as the master."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

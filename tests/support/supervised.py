@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Start a script under the supervisor, or alone as Slurm would, and look at the processes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

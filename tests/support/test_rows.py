@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """No table is without its test."""
 
-from __future__ import annotations
-
 import tomllib
 
 from tests.support.rows import TESTS

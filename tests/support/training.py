@@ -6,8 +6,6 @@ With `--checkpoint` it saves after each step and resumes; as long as `CHECKPOINT
 goes on for ever. Each rank leaves its process id in `pid-RANK`.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import resource

@@ -4,8 +4,6 @@
 Their workers measure nothing (`fake_worker`), and what they train is `echo`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -5,8 +5,6 @@ Anything may happen in it that can happen to a journal: agents that never start,
 answering or come too late; lines written twice; lines of strangers.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field

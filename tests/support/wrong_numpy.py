@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a light worker may find beside it, as its sitecustomize.py: not ours, at the border."""
 
-from __future__ import annotations
-
 NO_TORCH = """
 import sys
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A torch with a fault, as a sitecustomize.py of a worker: at the border to what is not ours."""
 
-from __future__ import annotations
-
 # One value of every product is off by one.
 SITECUSTOMIZE = """
 import torch

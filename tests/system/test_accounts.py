@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose ids are that /etc/subuid gives for containers."""
 
-from __future__ import annotations
-
 import pwd
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A hung, dying or chatty child costs its time limit and no more."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import signal

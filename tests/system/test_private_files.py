@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What another user laid ready in a shared directory is neither read nor written nor followed."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is read of /proc: the limits of processors, and what users have mounted."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

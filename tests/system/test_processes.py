@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real processes: nothing outlives its parent or its deadline."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real signals to real processes: they end them wherever Python is, and are said by name."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What torchrun is told beside what the user wrote."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

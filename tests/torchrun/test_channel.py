@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Both sides of the channel, between real sockets: nodes, strangers, and a relay in between."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
@@ -94,7 +92,7 @@ class Node(Place):
         hello = msgspec.structs.replace(HELLO, **{"node": f"node{rank}", **differing})
         self.side = OtherNode(meeting, secret, hello, self.file, self.reported.append)
 
-    def __enter__(self) -> Node:
+    def __enter__(self) -> "Node":
         self.side.join()
         return self
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which nodes training starts with."""
 
-from __future__ import annotations
-
 from slurm_health.records.records import VerdictReached
 from slurm_health.records.verdict import Level, NodeVerdict
 from slurm_health.torchrun.arguments import Bounds

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a process of `slurm-health run` finds itself, from the variables it was given."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, Literal
 

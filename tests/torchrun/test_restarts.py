@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is done when workers have failed, decided from what they wrote at last."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path

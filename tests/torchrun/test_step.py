@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Taking part in a check that the first process runs: all that counts stands in the step's file."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """torchrun's command lines, with our options among its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

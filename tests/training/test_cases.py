@@ -6,8 +6,6 @@ is started again in vain, is worse than an honest doubt: where the truth allows 
 does too.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The classes of the diagnosis: chains, what a site adds to them, and what its faults cost."""
 
-from __future__ import annotations
-
 import io
 import re
 import runpy

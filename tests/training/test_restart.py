@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is done about a failed script, on a cluster that is played."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One run after another, on one cluster or on several side by side; the evidence of violations."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

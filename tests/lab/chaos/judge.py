@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must never be, whatever happens to a job. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from slurm_health.node.rules import drain_note

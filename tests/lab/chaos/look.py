@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run has left behind: in Slurm, in the journal, on the nodes, in the job's output."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Carries a plan out on a cluster: submits the job, and lets each trouble happen at its moment."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

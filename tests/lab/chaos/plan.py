@@ -5,8 +5,6 @@ A moment is an event that the journal or Slurm shows, not a time, so that a run 
 a machine of another speed. Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chaos in small, what a seed comes to, and that nothing wrong passes for right."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

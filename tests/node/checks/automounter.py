@@ -6,8 +6,6 @@
 In a mount namespace of its own. Prints one line of JSON: status and text of the check.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

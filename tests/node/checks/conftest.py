@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recorded machine that is well."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

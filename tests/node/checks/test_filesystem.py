@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Filesystems: broken, full, refused, and nothing left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPUs through NVML: a played library has those that are broken."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import os

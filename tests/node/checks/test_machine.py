@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks on a recorded machine: the well one passes, each fault is called what it is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes, the watches of jobs, and the speed of processors."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

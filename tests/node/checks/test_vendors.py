@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What vendors' tools report: drives, the board, AMD's GPUs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

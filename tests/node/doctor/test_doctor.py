@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What doctor says of a slurm.conf and of shims, and how it is printed."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

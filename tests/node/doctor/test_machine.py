@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What doctor says of the site's file and of this machine."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -8,8 +8,6 @@ does not reach, until this program ends and the kernel breaks the connection off
 of JSON.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

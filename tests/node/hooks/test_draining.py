@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draining, when others are at it too: hooks of this node, other nodes, administrators."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The epilog: a user's finding about this node, read as that user, tested, never just believed."""
 
-from __future__ import annotations
-
 import os
 import stat
 

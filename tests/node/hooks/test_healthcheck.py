@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The health check: drains for a fault, and brings back only what is ours, untouched and well."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

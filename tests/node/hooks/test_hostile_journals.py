@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A journal may hold and be anything: its owner wrote it, and wishes the node or root ill."""
 
-from __future__ import annotations
-
 import os
 import random
 import time

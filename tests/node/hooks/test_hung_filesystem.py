@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A filesystem that hangs for real, in the kernel."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

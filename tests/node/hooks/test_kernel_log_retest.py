@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the kernel said of a fault repairs nothing by growing old; a reboot or a person does."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

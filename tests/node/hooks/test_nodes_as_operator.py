@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`nodes` as an operator who is not root calls it: Slurm obeys, the shared directory does not."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

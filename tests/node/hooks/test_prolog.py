@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The prolog: a proven fault drains and requeues; nothing else keeps a job from starting."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A drained node is repaired by steps and tested in place; nothing is done to anybody else's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

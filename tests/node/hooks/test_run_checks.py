@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks run at once, each in a child that can be killed; some share one."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

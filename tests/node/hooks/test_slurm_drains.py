@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a node does about a drain that Slurm has set by itself."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real lines of the kernel's log are known, and no user can make one by the names they choose."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

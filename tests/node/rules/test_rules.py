@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pure rules of the hooks: breaker, marks, recovery, notes, findings."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slurm's own drains: every text, whose it is, and whether the node may return."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

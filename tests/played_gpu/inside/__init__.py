@@ -5,8 +5,6 @@ The driver is loaded first, so that whatever asks for libcuda.so.1 or libnvidia-
 played ones and never a real GPU's. PyTorch's operators are replaced as soon as it is imported.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib.abc

@@ -8,8 +8,6 @@ the host, a shape that hangs on data. So the stack of a rank that hangs stands w
 GPU.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import itertools

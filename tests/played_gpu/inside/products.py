@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of matrices, which are what a device's speed is measured by."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known of a job before anything is done about its nodes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

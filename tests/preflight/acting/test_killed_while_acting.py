@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An act that is killed (SIGKILL) after any call to Slurm does nothing twice and loses nothing."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is done about a verdict, drains too, on a cluster that refuses what Slurm refuses."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The helper job: the job is let go only where Slurm has been seen to keep the list."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

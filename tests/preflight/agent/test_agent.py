@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One agent, from its first word to its last: workers that get ready, rounds, its end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

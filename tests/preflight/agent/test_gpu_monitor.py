@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sampler as the agent runs it, against a played NVML that is found as the real one is."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal

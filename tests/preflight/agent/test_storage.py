@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The test of storage on one node: what it records, what it leaves behind, what it waits for."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker as a process: its words, its end, and whether it stands still."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

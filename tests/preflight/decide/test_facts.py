@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a job's notes and its comment say, and what can be done about an error."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Equally slow nodes in different pairs: what is known of pairs shows them, or a cheap round."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 

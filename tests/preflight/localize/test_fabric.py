@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slow uplinks and paths, known or not, are named as such and cost no healthy node its place."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Set
 

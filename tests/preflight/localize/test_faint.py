@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes that are a tenth slower, where a site asks for that, are found: another round decides."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad input ends in a typed error or in weaker evidence, never in a crash or a conviction."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

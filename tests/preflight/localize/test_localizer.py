@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the Localizer concludes, from the smallest runs upwards."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Healthy devices differ for good: that accuses nobody; what convicts a node beyond that."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

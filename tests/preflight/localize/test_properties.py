@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What holds for every run, whatever is wrong with the cluster."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

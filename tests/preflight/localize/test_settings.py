@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What users may set, as text and as numbers, and what wrong values answer."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

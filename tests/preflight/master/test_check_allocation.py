@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`slurm-health check` inside a job, with Slurm's own commands missing or played."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import os

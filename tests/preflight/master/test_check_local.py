@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`slurm-health check --local` on a machine with accelerators, which are played."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

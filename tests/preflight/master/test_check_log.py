@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the log says of a check."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

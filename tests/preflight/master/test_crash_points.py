@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A master that acts is killed around each of its writes, and the next one goes on from there."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

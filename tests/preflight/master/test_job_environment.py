@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The environment that a file of the user's makes, read by a real bash."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is understood of srun's words, recorded from a real one, and agents as local processes."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

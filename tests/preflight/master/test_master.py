@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole checks with real processes: a master, local agents, and workers that measure nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A master whose agents never start, are lost or unheard: by its own clock, without processes."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Sequence

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The site's history as a check reads it: what cannot be used is said, and changes nothing."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

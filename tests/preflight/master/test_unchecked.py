@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A check that never got to measure still leaves a journal, or a comment where it cannot."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType

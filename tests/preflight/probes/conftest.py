@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """These tests load torch themselves; without it only those of light probes are collected."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 

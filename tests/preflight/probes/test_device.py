@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A device that fails when it is opened, as far as one can be had: at the border to torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The GPT probes on CPUs: real torch, real processes, sockets on the loopback."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker's machine as /sys shows it: adapters and memory nodes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

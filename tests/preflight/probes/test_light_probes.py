@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real light workers: rounds as with torch, with numpy and sockets."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

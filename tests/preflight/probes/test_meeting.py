@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Partners that do not answer are no fault of this node; who meets whom, and over what way."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import socket

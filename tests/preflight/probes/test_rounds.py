@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real workers with the real torch: one after another serves rounds as the agent would ask."""
 
-from __future__ import annotations
-
 import os
 import textwrap
 from collections.abc import Iterator

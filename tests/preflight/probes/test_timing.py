@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long iterations take, and what others took of that."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is said at submission of a job that may run unchecked, and what is left unsaid."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our options, from each place that they are given in, and what is said of those that are wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

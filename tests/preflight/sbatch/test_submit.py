@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What sbatch is given, what is left to it, and what happens while it waits."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An `sbatch` of the site's that calls `slurm-health sbatch` stands on PATH before Slurm's."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

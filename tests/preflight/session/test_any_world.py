@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks in any world: each ends, and what it concludes follows from its journal alone."""
 
-from __future__ import annotations
-
 from random import Random
 
 from hypothesis import given, settings

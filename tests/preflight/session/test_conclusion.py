@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From verdicts of phases, and what else is known of nodes, to the record of a verdict."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the master does next, and what is known of a node from its agent and the loss of that."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The phases of a check, driven with the real Localizer and invented results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from slurm_health.preflight.localize.settings import DeviceKind, LocalizeSettings, settings_from

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long nodes and rounds may take."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which probes measure, in which phases, with torch and where some nodes have none."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec import structs
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose fault slow or failing storage is, judged from what each node did and read of its peers."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 from typing import Any

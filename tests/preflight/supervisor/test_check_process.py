@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The check as a process: heard, given up where it hangs, ended with all that it started."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The monitor beside a script begins and ends with it, and changes nothing about it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

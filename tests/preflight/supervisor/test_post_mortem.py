@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A post-mortem says why a script failed, and changes nothing else about the job."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is recorded of a script, by us and by its PyTorch, and that nothing waits for it."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A script that has failed is started again as it is answered, on the nodes that are kept."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The script behaves as if it ran alone, and gets the signals that are its own."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

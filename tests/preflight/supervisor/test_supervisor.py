@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What becomes of a job by what its check says, also where that dies, hangs or is refused."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

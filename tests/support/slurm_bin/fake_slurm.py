@@ -10,8 +10,6 @@ further, from COMPLETING to PENDING, and from PENDING and released to RUNNING.
 State lies in $FAKE_SLURM_DIR: jobs.json, nodes.json, settings.json and calls (one call a line).
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -10,8 +10,6 @@ In a mount namespace of its own, as root. Prints one line of JSON: what each com
 the check of a job of that id has its journal.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

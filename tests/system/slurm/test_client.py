@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Slurm's own output means, and what is asked of its commands."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fake Slurm answers as a real one: the same commands to both, compared where we read them."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Callable, Iterator

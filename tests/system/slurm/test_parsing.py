@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is read of what Slurm prints, and that any text is read or refused."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from contextlib import suppress

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One contract for every reader: scontrol's recorded output, scontrol and pyslurm in the lab."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What follows a failed script: by evidence, and by a check where that decides nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who holds the others up, on simulated trainings whose hosts run ahead of their devices."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lines of output that count steps, and losses that are no numbers any more; time is passed."""
 
-from __future__ import annotations
-
 import random
 import tomllib
 from collections.abc import Callable, Iterable, Sequence

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is said of real processes that end by mistakes and crashes of their own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -5,8 +5,6 @@ A line of `tests/data/diagnoses.jsonl` is what was collected of one training tha
 was slow, the conclusion, and words that are said of it, or `never` are.
 """
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

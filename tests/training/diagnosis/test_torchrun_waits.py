@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Torchruns that wait for each other, before any of them has started a rank."""
 
-from __future__ import annotations
-
 import pytest
 
 from slurm_health.training.diagnosis.samples import LAUNCHERS, RankSample, Standstill

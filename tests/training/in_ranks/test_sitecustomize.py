@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A heartbeat that no line of the script says: seen on real interpreters and the real torch."""
 
-from __future__ import annotations
-
 import os
 import struct
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What listens on another node leaves with the batch node, and asks Slurm if that is silent."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the kernel counts of connections is read."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whatever a job has printed or left behind is read, and accuses nobody by itself."""
 
-from __future__ import annotations
-
 import pickle
 import tempfile
 from contextlib import suppress

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ranks' GPUs do, as NVML tells it; the driver's library is played."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import subprocess

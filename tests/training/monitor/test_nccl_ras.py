@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """NCCL's RAS service, played by a server that speaks its protocol as NCCL 2.28.7 and later do."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real processes with and without a heartbeat, as the agent of their node sees them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real processes of a training, a real agent, and the watch, with all times a tenth of a job's."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
