@@ -24,6 +24,7 @@ from slurm_health.training.diagnosis.output_lines import NonFiniteLoss, StepLine
 from slurm_health.training.diagnosis.samples import (
     IDLE_BYTES_PER_S,
     IN_KERNEL,
+    LAUNCHERS,
     Doing,
     Look,
     NodeReport,
@@ -257,6 +258,7 @@ class Pulse:
         self._on_node: dict[str, set[tuple[str, int]]] = {}
         self._received: dict[str, tuple[float, int]] = {}
         self._reported_s = math.inf
+        self._formed: list[Resumed] = []
 
     @property
     def line(self) -> StepLines | None:
@@ -310,7 +312,10 @@ class Pulse:
             if rank in gone and gone[rank].sample.node == report.node:
                 gone[rank].gone = True
             if gone and all(track.gone for track in gone.values()):
-                del self.programs[name]
+                ended = self.programs.pop(name)
+                if ended.hung_by and name.removesuffix(LAUNCHERS) in self.programs:
+                    # Torchruns that waited for others have started their ranks.
+                    self._formed.append(Resumed(stalled_s=now_s - ended.hung_s, step=0))
         self._on_node[report.node] = present
         if not report.received:
             return
@@ -356,7 +361,7 @@ class Pulse:
 
     def resumed(self, now_s: float) -> list[Resumed]:
         """Return the trainings that go on after a hang, by the sign that had shown it; once."""
-        resumed = []
+        resumed, self._formed = self._formed, []
         for program in self.programs.values():
             match program.hung_by:
                 case Sign.STEP:

@@ -3,10 +3,11 @@
 
 import pytest
 
+from slurm_health.training.diagnosis.pulse import Pulse
 from slurm_health.training.diagnosis.samples import LAUNCHERS, RankSample, Standstill
 from tests.frozen.trainings import diagnosed
 from tests.support.rows import rows
-from tests.training.diagnosis.test_pulse import FIRST, NODES, STACKS, Training, watched
+from tests.training.diagnosis.test_pulse import FIRST, NODES, STACKS, Training, observe, watched
 
 PROGRAM = f"0{LAUNCHERS}"
 
@@ -52,3 +53,17 @@ def test_torchruns_that_wait_hang_once_all_of_them_are_there(
     after_s, _ = watched(torchruns, FIRST + 600)
 
     assert (after_s is not None and after_s < 60) == hang
+
+
+@pytest.mark.parametrize(("follows", "stalled_s"), [("0", [100.0]), ("1", [])])
+def test_torchruns_that_start_their_ranks_after_a_hang_go_on(
+    follows: str, stalled_s: list[float]
+) -> None:
+    torchruns = Training(FIRST, beats=False, then={"stack": "torchrun"}, program=PROGRAM)
+    pulse = Pulse(NODES)
+    watched(torchruns, FIRST + 90, pulse)
+    observe(pulse, Training(FIRST + 200, program=follows), FIRST + 100)
+
+    resumed = pulse.resumed(FIRST + 100)
+    assert [round(each.stalled_s) for each in resumed] == stalled_s
+    assert pulse.resumed(FIRST + 105) == []
