@@ -13,6 +13,7 @@ import pytest
 from tests.e2e.hooks_support import FLAG, HIDDEN, HookedSite, hooked_site, install
 from tests.lab import Lab
 from tests.lab.installed_site import COMMAND
+from tests.support.rows import rows
 from tests.support.sites import write_site
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
@@ -89,25 +90,8 @@ def test_with_slurmctld_slower_than_a_hook_waits_nothing_is_drained(site: Hooked
     assert list(site.out_of_pool()) == ["n2"]
 
 
-RESERVED = ["starttime=now", "duration=60", "user=root", "nodes=n3"]
-
-
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("change", "undo", "state"),
-    [
-        (["update", "NodeName=n3", "State=DOWN", "Reason=theirs"], [], "DOWN"),
-        (["update", "NodeName=n3", "State=FAIL", "Reason=theirs"], [], "FAIL"),
-        (["update", "NodeName=n3", "State=DRAIN", "Reason=theirs"], [], "DRAIN"),
-        (
-            ["create", "ReservationName=m", "flags=maint,ignore_jobs", *RESERVED],
-            ["delete", "ReservationName=m"],
-            "MAINT",
-        ),
-        (["reboot", "nextstate=resume", "reason=theirs", "n3"], ["cancel_reboot", "n3"], "REBOOT"),
-    ],
-    ids=["down", "fail", "drain", "maintenance", "reboot"],
-)
+@rows
 def test_a_node_in_the_hands_of_others_is_left_as_it_is(
     site: HookedSite, change: list[str], undo: list[str], state: str
 ) -> None:

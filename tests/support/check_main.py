@@ -15,25 +15,12 @@ from slurm_health.preflight.master.master import Master
 from slurm_health.preflight.master.run_check import agent_command, make_localizer
 from slurm_health.preflight.session.controller import Controller
 from slurm_health.preflight.session.deadlines import TimeLimits
-from slurm_health.preflight.session.phases import phases
-from slurm_health.records.records import Disposition, JobOutcome, RunStarted, VerdictReached
+from slurm_health.records.records import Disposition, JobOutcome, VerdictReached
+from tests.support.journals import run_started
+from tests.support.session_story import QUICK
 
 RUN_ID = "r1"
-QUICK = phases(["quick"])
 LIMITS = TimeLimits(round_deadline_s=3.0, least_margin_s=1.0, most_margin_s=1.0, abort_grace_s=2.0)
-
-
-def started(nodes: Sequence[str]) -> RunStarted:
-    return RunStarted(
-        run_id=RUN_ID,
-        job_id=1,
-        attempt=0,
-        cluster="local",
-        partition="",
-        nodes=list(nodes),
-        master_node=nodes[0],
-        user="u",
-    )
 
 
 def run(directory: Path, python: str, nodes: Sequence[str]) -> VerdictReached:
@@ -45,7 +32,7 @@ def run(directory: Path, python: str, nodes: Sequence[str]) -> VerdictReached:
         LocalLauncher(command, os.environ, nodes),
     )
     try:
-        master.open(started(nodes))
+        master.open(run_started(nodes, run_id=RUN_ID))
         verdict = master.run()
         master.finish(JobOutcome(disposition=Disposition.PROCEED, exit_code=0))
     finally:

@@ -34,9 +34,8 @@ from slurm_health.records.records import (
 from slurm_health.records.verdict import Level
 from slurm_health.system import journal
 from tests.preflight.master.test_master import NODES, levels
-from tests.support.check_main import QUICK, started
-from tests.support.journals import Clock
-from tests.support.session_story import measured, ready
+from tests.support.journals import Clock, run_started
+from tests.support.session_story import QUICK, measured, ready
 
 
 class IdleLauncher:
@@ -77,7 +76,7 @@ def ran(
 ) -> VerdictReached:
     """Run a check to its end; return its verdict."""
     master = Master(run, controller(limits), launcher, clock=clock, **more)
-    master.open(started(NODES))
+    master.open(run_started(NODES))
     verdict = master.run()
     master.close()
     return verdict
@@ -202,7 +201,7 @@ def test_what_an_agent_wrote_just_before_it_ended_is_read_before_it_counts_as_si
 
 def test_how_a_run_ends_is_written_once_and_again_only_when_it_changes(tmp_path: Path) -> None:
     master = Master(tmp_path / "run", controller(), IdleLauncher())
-    master.open(started(NODES))
+    master.open(run_started(NODES))
     requeue = JobOutcome(disposition=Disposition.REQUEUE, exit_code=1)
     stop = JobOutcome(disposition=Disposition.STOP, exit_code=1)
 
