@@ -6,9 +6,11 @@ import pytest
 from tests.frozen.store import HOME, TABLES, differences, generated
 
 _MOST_SHOWN = 20
+# Simulated clusters take half a minute.
+_HEAVY = {table: pytest.mark.heavy for table in TABLES if table.startswith("simulated")}
 
 
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("table", [pytest.param(t, marks=_HEAVY.get(t, ())) for t in TABLES])
 def test_what_is_concluded_and_decided_is_as_it_was_frozen(table: str) -> None:
     changed = list(differences(table, generated(table)))
 

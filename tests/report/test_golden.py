@@ -57,6 +57,7 @@ def test_nothing_in_a_report_acts_on_a_terminal(tmp_path: Path, name: str) -> No
     assert job_text(story, Page(unicode=False), verbose=True).isascii()
 
 
+@pytest.mark.heavy
 def test_the_report_of_4096_nodes_is_one_screen(tmp_path: Path) -> None:
     story = story_of(tmp_path, "large")
 

@@ -114,14 +114,16 @@ def by_process(gpus: Sequence[SampledGpu]) -> dict[int, GpuUse]:
     return uses
 
 
-def activity(*, driver: Path = _DRIVER, read: Callable[[], bytes] | None = None) -> GpuActivity:
+def activity(
+    *, driver: Path = _DRIVER, read: Callable[[], bytes] | None = None, limit_s: float = _DRIVER_S
+) -> GpuActivity:
     """Return the activity of processes' GPUs. The driver may hang, so a child asks it."""
     if not driver.exists():
         return GpuActivity()
     # It takes a megabyte, and is useless without a GPU.
     from slurm_health.system import killable
 
-    answer = killable.run_one(read or _read, _DRIVER_S)
+    answer = killable.run_one(read or _read, limit_s)
     if isinstance(answer, killable.Hung):
         return GpuActivity(why_not=f"the driver did not answer within {answer.limit_s:g} s")
     if isinstance(answer, killable.Broke):

@@ -101,7 +101,7 @@ def test_a_drained_node_that_is_well_stays_out(
         (drained.machine / "proc/meminfo").write_text(meminfo)
     if record is not None:
         (drained.site.state / STATE_FILE).write_text(record)
-    pass_after_pass(drained, 9)
+    pass_after_pass(drained, 4)
     assert drained.state == "IDLE+DRAIN"
 
 
@@ -111,7 +111,7 @@ def test_a_node_with_another_note_or_that_something_else_holds_is_not_released(
 ) -> None:
     note = drained.reason if note is None else note
     slurm.set({"n3": (state, note)})
-    pass_after_pass(drained, 8)
+    pass_after_pass(drained, 4)
     assert (drained.state, drained.reason) == (state, note)
     assert not any(call.startswith("update") for call in slurm.calls())
 

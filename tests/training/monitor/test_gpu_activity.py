@@ -29,7 +29,7 @@ from pathlib import Path
 import msgspec
 from slurm_health.training.monitor.gpu_activity import activity
 ctypes.CDLL(sys.argv[1])  # from now on the library of that name
-print(msgspec.json.encode(activity(driver=Path("/dev/null"))).decode())
+print(msgspec.json.encode(activity(driver=Path("/dev/null"), limit_s=60.0)).decode())
 """
 
 
