@@ -29,7 +29,7 @@ from pathlib import Path
 import msgspec
 from slurm_health.training.monitor.gpu_activity import activity
 ctypes.CDLL(sys.argv[1])  # from now on the library of that name
-print(msgspec.json.encode(activity(driver=Path("/dev/null"), limit_s=60.0)).decode())
+print(msgspec.json.encode(activity(driver=Path("/dev/null"), limit_s=float(sys.argv[2]))).decode())
 """
 
 
@@ -43,12 +43,14 @@ def machine(count: int) -> Machine:
     return description.machine(count, seed=f"activity {os.getpid()}")
 
 
-def asked(library: Path, played: Machine, *faults: tuple[int, str, float]) -> GpuActivity:
+def asked(
+    library: Path, played: Machine, *faults: tuple[int, str, float], limit_s: float = 60.0
+) -> GpuActivity:
     state = library.with_name("state")
     broken = [Fault(device=device, kind=kind, value=value) for device, kind, value in faults]
     write(state, with_faults(played, *broken))
     asks = subprocess.run(
-        [sys.executable, "-c", ASKS, str(library)],
+        [sys.executable, "-c", ASKS, str(library), str(limit_s)],
         env={**os.environ, VARIABLE: str(state)},
         capture_output=True,
         check=True,
@@ -89,7 +91,8 @@ def test_a_gpu_that_is_used_without_memory_and_power_waits_if_no_sign_is_missing
 def test_what_the_driver_does_not_tell_has_a_reason(
     library: Path, start: int, faults: list[tuple[int, str, float]], why: str
 ) -> None:
-    seen = asked(library, dataclasses.replace(machine(2), nvml_start=start), *faults)
+    played = dataclasses.replace(machine(2), nvml_start=start)
+    seen = asked(library, played, *faults, limit_s=3.0 if start < 0 else 60.0)
 
     assert seen.by_pid == {}
     assert why in seen.why_not
