@@ -52,6 +52,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         pauses: or for so many times its longest pause.
         quiet_s: before it has a pace, if nothing moves on any node and all ranks are known to wait
             for each other,
+        meets_s: or if they meet at one address: a name is looked up for 30 s if none of three
+            servers answers (resolv.conf(5)), and a connection may need two names,
         loading_s: or if a rank waits for its data loader, without any reading,
         unknown_s: or if the activity of GPUs is unknown, or a rank is at a checkpoint,
         alone_s: or if a rank waits for an unknown event, such as by polling.
@@ -71,6 +73,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     times: float = 10.0
     pauses: float = 1.5
     quiet_s: float = 20.0
+    meets_s: float = 60.0
     loading_s: float = 60.0
     unknown_s: float = 120.0
     alone_s: float = 900.0
@@ -512,8 +515,11 @@ class Pulse:
         starts = standing.is_young or (meet and standing.sign is not Sign.STEP)
         if any(rank.pid for rank in gone) or not (starts or polls):
             return "", 0.0
+        at_one = len({rank.meets for rank in alive} - {""}) < 2
         limit_s = limits.quiet_s
-        if places == {Doing.LOADING}:
+        if at_one and not places and all(rank.place.meets for rank in alive):
+            limit_s = limits.meets_s
+        elif places == {Doing.LOADING}:
             limit_s = limits.loading_s
         elif places and places <= {Doing.LOADING, Doing.CHECKPOINT}:
             limit_s = limits.unknown_s
