@@ -166,6 +166,7 @@ def test_a_command_that_is_late_or_reads_or_says_too_much_or_is_not_there_does_n
 # --- interpreters of jobs ---------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("more", [{}, {"PYTHONPATH": ""}, {"PYTHONPATH": ":/nowhere"}])
 def test_an_interpreter_that_is_asked_imports_nothing_of_the_callers_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, str]

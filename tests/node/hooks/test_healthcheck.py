@@ -89,6 +89,7 @@ def test_passes_of_a_node_that_is_well_return_no_other_with_which_it_shares_its_
     assert other.state == "IDLE+DRAIN"
 
 
+@pytest.mark.heavy
 @rows
 def test_a_drained_node_that_is_well_stays_out(
     drained: Node, more: str, retest: tuple[str, ...], meminfo: str | None, record: str | None
@@ -105,6 +106,7 @@ def test_a_drained_node_that_is_well_stays_out(
     assert drained.state == "IDLE+DRAIN"
 
 
+@pytest.mark.heavy
 @rows
 def test_a_node_with_another_note_or_that_something_else_holds_is_not_released(
     drained: Node, slurm: HookedSlurm, state: str, note: str | None

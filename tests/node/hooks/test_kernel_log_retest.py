@@ -80,6 +80,7 @@ def check_often(clock: Clock, hours: float) -> None:
         clock.node.healthcheck()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("later_s", "reaches_back_s"),
     [
@@ -104,6 +105,7 @@ def test_age_a_clock_set_back_and_a_log_that_lost_the_message_return_nothing(
     assert reaches_back_s is None or "does not reach back to the drain" in node.said
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("text", "again"), [(_XID, False), (_MCE, False), (_XID, True)])
 def test_three_passes_after_a_reboot_return_it(clock: Clock, text: str, again: bool) -> None:
     node = drained_for(clock, text)

@@ -114,6 +114,7 @@ def test_a_repaired_node_returns_by_the_usual_rules(node: Node, slurm: HookedSlu
     assert [kind for kind, _ in events(node)] == [EventKind.DRAINED, EventKind.RELEASED]
 
 
+@pytest.mark.heavy
 @rows
 def test_nothing_is_done_if_a_job_runs_or_somebody_else_is_at_it(
     node: Node, slurm: HookedSlurm, state: str, edit: str

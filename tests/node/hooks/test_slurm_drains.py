@@ -107,6 +107,7 @@ def test_a_well_node_asks_slurm_nothing_and_one_of_all_looks_for_all(node: Node)
     assert shared.claim_look(node.shared, "n4", 3e9) == (True, b"")  # it died
 
 
+@pytest.mark.heavy
 @rows
 def test_a_node_returns_after_two_health_checks_if_its_reason_allows_it(
     node: Node, more: str, reason: str, shown: str, after: str

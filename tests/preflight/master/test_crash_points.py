@@ -118,6 +118,7 @@ def _kill_at(fatal_write: int, before: str) -> None:
         sys.addaudithook(watch)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("before", ["subprocess.Popen", "write"])
 @pytest.mark.parametrize("fatal_write", range(1, MORE_THAN_IT_WRITES + 1))
 def test_no_act_is_done_twice_and_none_is_lost(
