@@ -34,7 +34,7 @@ quick: $(VENV)/.quick ## the tests in T=PATH that need neither root, torch nor S
 	$(RUN) -m pytest -q $(T) $(if $(WHOLE),-n $(WORKERS)) $(PYTEST_ARGS) \
 		-m 'not ($(if $(WHOLE),heavy or )lab or played_gpu or root or slow or torch)'
 
-test: install ## all that needs no Slurm (six minutes on two cores)
+test: install ## all that needs no Slurm (five minutes on two cores)
 	$(PYTEST) -m 'not (slow or heavy or played_gpu or lab)' $(PYTEST_ARGS)
 
 test-ci: lab-packages played-gpu ## every test but the slow ones, as .ci/run runs them

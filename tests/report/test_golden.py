@@ -71,6 +71,7 @@ def test_what_programs_get_keeps_to_the_schema(tmp_path: Path, name: str) -> Non
     import jsonschema
 
     story = story_of(tmp_path, name)
+    rules = jsonschema.Draft202012Validator(export.schema())
     documents = (
         export.job_document(story),
         export.check_document(story.runs[0]),
@@ -78,7 +79,7 @@ def test_what_programs_get_keeps_to_the_schema(tmp_path: Path, name: str) -> Non
     )
     for document in documents:
         made = json.loads(export.as_json(document))
-        jsonschema.Draft202012Validator(export.schema()).validate(made)
+        rules.validate(made)
 
 
 def keys(value: object) -> Iterator[str]:

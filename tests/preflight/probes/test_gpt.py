@@ -116,6 +116,7 @@ def test_a_pair_measures_arithmetic_communication_and_both_overlapped_in_equally
     assert min(first) >= 3
 
 
+@pytest.mark.heavy
 def test_work_and_bytes_are_those_of_the_model(pair: list[list[dict[str, Any]]]) -> None:
     found = {each["quantity"]: (each["flop"], each["total_bytes"]) for each in pair[0]}
 
