@@ -90,25 +90,27 @@ class Bench:
             jobs[int(site.lab.run([*argv, path], user="alice").stdout)] = event
         # A slurmctld that is killed forgets what has just come.
         begun = {"RUNNING"}.issuperset
-        site.lab.wait_until(lambda: site.jobs().values(), begun, "a start of all jobs", 90)
-        (self._home / "begin").touch()
-        self._strike(trouble, [*jobs])
         try:
+            site.lab.wait_until(lambda: site.jobs().values(), begun, "a start of all jobs", 90)
+            (self._home / "begin").touch()
+            self._strike(trouble, [*jobs])
             site.lab.wait_until(site.jobs, lambda left: not left, "the end of all jobs", 120)
         except DeadlinePassed:
-            # A slurmctld that was killed may start a job that already runs: Slurm holds the job
-            # then, and drains the node.
+            # One that was killed may start a job that already runs: Slurm holds the job then, and
+            # drains the node.
             site.lab.reset()
-        (self._home / "begin").unlink()
+        (self._home / "begin").unlink(missing_ok=True)
+        # A slurmctld that was killed may have forgotten a job, which ends before its event.
+        raised = {n: event for n, event in jobs.items() if (self._home / f"raised-{n}").exists()}
+        if not raised:
+            return []
         time.sleep(1.0)
         lines = site.read("received").splitlines()
         arrived = Counter((m["job"], m["kind"]) for m in map(json.loads, lines))
         self._pass_an_hour()
         return [
             {**event, "job": job, "arrived": arrived[str(job), event["kind"]]}
-            for job, event in jobs.items()
-            # A slurmctld that was killed may have forgotten a job, which ends before its event.
-            if (self._home / f"raised-{job}").exists()
+            for job, event in raised.items()
         ]
 
     def _strike(self, trouble: str, jobs: Sequence[int]) -> None:
