@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/reference/device-calls.md").read_text()
 # Each call, and its test.
 ROWS = dict(re.findall(r"(?m)^\| `([^`]+)` \|.*\| ([^|]+) \|$", PAGE))
-FACTS_MODULE = "tests.support.device_call_facts"
+FACTS_MODULE = "tests.played_gpu.programs.device_call_facts"
 FACTS = sorted(set(re.findall(r"\bfact (\w+)", PAGE)))
 
 

@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
+from tests.distribution import installations
 from tests.lab import Lab
 from tests.lab.inside import ask_argv
-from tests.support import installations
 from tests.support.supervised import write_executable
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(3600)]

@@ -16,8 +16,8 @@ from slurm_health.cli import site_setup
 from slurm_health.node import notify
 from slurm_health.node.notify import EventKind, NodeEvent, send_and_wait
 from slurm_health.node.rules.settings import Notify
+from tests.node.listener import Listener, listening
 from tests.support.hooked_node import Node
-from tests.support.listener import Listener, listening
 from tests.support.notified import into_file, received, wait_for_senders
 from tests.support.rows import rows
 

@@ -12,10 +12,7 @@ from slurm_health.node.notify import EventKind
 from slurm_health.node.rules.repair import Outcome, RepairAttempt, RepairStep
 from slurm_health.system.nvml import GpuDevice, Gpus
 from slurm_health.system.slurm.client import Client
-from tests.support.hooked_node import Node
-from tests.support.hooked_slurm import HookedSlurm
-from tests.support.notified import received
-from tests.support.repaired_node import (
+from tests.node.hooks.repaired_node import (
     again,
     at_look,
     events,
@@ -27,6 +24,9 @@ from tests.support.repaired_node import (
     steps,
     until,
 )
+from tests.support.hooked_node import Node
+from tests.support.hooked_slurm import HookedSlurm
+from tests.support.notified import received
 from tests.support.rows import rows
 
 

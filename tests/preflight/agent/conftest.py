@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slurm_health.records.records import WorkersReady
-from tests.support.agent_stage import Stage
+from tests.preflight.agent.agent_stage import Stage
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ from slurm_health.records.records import (
 )
 from slurm_health.records.verdict import Outcome
 from slurm_health.system import journal
-from tests.support.agent_stage import Stage, end_of
-from tests.support.frozen import FREEZER, frozen
+from tests.preflight.agent.agent_stage import Stage, end_of
+from tests.preflight.agent.frozen import FREEZER, frozen
 from tests.support.journals import Clock
 from tests.support.rows import rows
 from tests.support.supervised import descendants, eventually, write_executable

@@ -26,7 +26,7 @@ from slurm_health.preflight.agent.worker_process import (
 )
 from slurm_health.preflight.agent.workers import AgentSettings, Workers
 from slurm_health.records.records import Record, WorkersFailed
-from tests.support.frozen import FREEZER, frozen
+from tests.preflight.agent.frozen import FREEZER, frozen
 from tests.support.rows import rows
 from tests.support.supervised import eventually, with_variable, write_executable
 

@@ -21,12 +21,12 @@ from slurm_health.records.records import (
 )
 from slurm_health.records.verdict import Level
 from slurm_health.system import journal
-from tests.support.check_main import run
+from tests.preflight.master.check_main import run
 from tests.support.rows import rows
 from tests.support.supervised import descendants, eventually
 
 FAKE_WORKER = str(Path(__file__).parents[2] / "support" / "fake_worker.py")
-MAIN = str(Path(__file__).parents[2] / "support" / "check_main.py")
+MAIN = str(Path(__file__).with_name("check_main.py"))
 NODES = ("n1", "n2", "n3", "n4")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from slurm_health.preflight.agent.worker_process import end_together
-from tests.support.probe_bench import Bench
+from tests.preflight.probes.probe_bench import Bench
 
 collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["test_[!l]*.py"]
 

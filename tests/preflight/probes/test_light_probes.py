@@ -13,8 +13,8 @@ import pytest
 
 from slurm_health.preflight.agent.worker_process import end_together
 from slurm_health.preflight.probes.light import LightGroup, listen
-from tests.support import wrong_numpy
-from tests.support.probe_bench import PAIR, VALUES, Bench, solo
+from tests.preflight.probes import wrong_numpy
+from tests.preflight.probes.probe_bench import PAIR, VALUES, Bench, solo
 
 ALONE = (VALUES, solo("matmul"), solo("memory_copy"), solo("memory_pattern"))
 

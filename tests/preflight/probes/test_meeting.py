@@ -13,8 +13,8 @@ import pytest
 from slurm_health.preflight.agent.worker_process import Done, end_together
 from slurm_health.preflight.probes import torch_group
 from slurm_health.preflight.probes.meeting import ATTEMPT_S, ATTEMPTS, circles
-from tests.support import wrong_torch
-from tests.support.probe_bench import PAIR, Bench, solo
+from tests.preflight.probes import wrong_torch
+from tests.preflight.probes.probe_bench import PAIR, Bench, solo
 from tests.support.supervised import eventually
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slurm_health.preflight.agent.worker_process import end_together
-from tests.support import wrong_torch
-from tests.support.probe_bench import VALUES, Bench, solo
+from tests.preflight.probes import wrong_torch
+from tests.preflight.probes.probe_bench import VALUES, Bench, solo
 from tests.support.rows import rows
 from tests.support.supervised import descendants, write_executable
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.desk import FAKE, SCRIPT, Desk
+from tests.preflight.sbatch.desk import FAKE, SCRIPT, Desk
 from tests.support.supervised import write_executable
 
 

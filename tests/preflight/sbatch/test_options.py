@@ -9,7 +9,7 @@ import pytest
 from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.options import FOR_JOB
 from slurm_health.records.errors import ConfigError
-from tests.support.desk import Desk, launcher_spec
+from tests.preflight.sbatch.desk import Desk, launcher_spec
 from tests.support.rows import rows
 
 

@@ -15,8 +15,8 @@ import pytest
 from slurm_health.preflight.sbatch import script as batch_script
 from slurm_health.records.errors import SlurmCommandMissing, UsageError
 from slurm_health.system.slurm import command
+from tests.preflight.sbatch.desk import FAKE, SCRIPT, Desk, inside, launcher_spec, launcher_words
 from tests.support.command_line import COMMAND
-from tests.support.desk import FAKE, SCRIPT, Desk, inside, launcher_spec, launcher_words
 from tests.support.full_filesystem import NO_LARGE_FILES
 from tests.support.rows import rows
 from tests.support.stranger import as_stranger

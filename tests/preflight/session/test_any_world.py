@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from slurm_health.preflight.master.run_check import make_localizer
 from slurm_health.preflight.session.phases import phases
 from slurm_health.records.records import AgentsLaunched, VerdictReached
+from tests.preflight.session.world import World
 from tests.support.session_story import LIMITS, names
-from tests.support.world import World
 
 
 @settings(max_examples=200)

@@ -16,7 +16,7 @@ from slurm_health.records.records import GroupAborted, ProbeUsed, Record, Rendez
 from slurm_health.system import journal
 from tests.support.supervised import descendants, eventually
 
-FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
+FAKE_WORKER = Path(__file__).parents[2] / "support" / "fake_worker.py"
 _R = TypeVar("_R", bound=Record)
 
 
