@@ -52,8 +52,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         pauses: or for so many times its longest pause.
         quiet_s: before it has a pace, if nothing moves on any node and all ranks are known to wait
             for each other,
-        meets_s: or if they meet at one address: a name is looked up for 30 s if none of three
-            servers answers (resolv.conf(5)), and a connection may need two names,
+        meets_s: or if they meet at one address: a name is looked up for up to 30 s if none of
+            three servers answers (resolv.conf(5)), and a connection may need two names,
         loading_s: or if a rank waits for its data loader, without any reading,
         unknown_s: or if the activity of GPUs is unknown, or a rank is at a checkpoint,
         alone_s: or if a rank waits for an unknown event, such as by polling.
