@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import entry_points
 from types import FrameType
 from typing import Any
 
@@ -100,6 +99,9 @@ def registered(allowance: Callable[[], Allowance] = Allowance) -> Registered:
 
 def _loaded(group: str, kind: type, failed: dict[str, str]) -> Iterator[Any]:
     """Yield the operator classes of a group, and instances of its other classes."""
+    # It takes 1.5 MB, and reads the disk at a hang either way.
+    from importlib.metadata import entry_points
+
     taken = {rule.name for rule in OPERATORS} | {collector.kind for collector in _BUILT_IN}
     for point in entry_points(group=group):
         try:
