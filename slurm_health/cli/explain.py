@@ -53,8 +53,8 @@ def explain(words: tuple[str, ...], nodes: str | None, exit_code: int | None, as
     slurm-health explain "$(dmesg | grep -m 1 Xid)"   a whole line
     slurm-health explain                          all that is known
 
-    Exits 1 if a node is at fault, 3 if nothing decides whose fault it is, else 0. A site may judge
-    an error otherwise: fault, warn and ignore of its checks xid and kernel-log.
+    Exits 1 if it names a node at fault, 3 if nothing decides whose fault it is, else 0. A site may
+    judge an error otherwise: fault, warn and ignore of its checks xid and kernel-log.
     """  # noqa: D205, D301 - one sentence; \b is click's mark for a block that keeps its lines
     from slurm_health.node.rules import slurm_reasons
     from slurm_health.node.rules.kernel_lines import all_errors, explained
@@ -118,5 +118,5 @@ def _explain_files(
     print_answer(explanation, "\n".join(lines) + "\n", as_json=as_json)
     if explanation.accused:
         return ExitCode.BAD_NODES
-    undecided = explanation.blame == "undecided" and explanation.action != "none"
+    undecided = explanation.blame in {"undecided", "node"} and explanation.action != "none"
     return ExitCode.INCONCLUSIVE if undecided else ExitCode.HEALTHY

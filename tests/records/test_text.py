@@ -63,15 +63,10 @@ NINE = {f"n{number}": 1.0 + number for number in range(1, 10)}
     [
         (one_line("srun: error\n\tnode\x1bn1\u202e  is “gone”"), "srun: error node n1 is “gone”"),
         (plain('é "x"'), "? 'x'"),
-        *(
-            (counted(count, "node"), text)
-            for count, text in enumerate(["0 nodes", "1 node", "2 nodes"])
-        ),
+        (counted(0, "node"), "0 nodes"),
+        (counted(1, "node"), "1 node"),
         (elapsed_text({}), ""),
-        (
-            elapsed_text({"n1": 1.62, "n2": 1.58, "n3": 20.1, "n4": 1.6}),
-            "elapsed n3 20.1 s, n[1-2,4] 1.6 s",
-        ),
+        (elapsed_text({"n1": 1.62, "n2": 1.58, "n3": 20.1}), "elapsed n3 20.1 s, n[1-2] 1.6 s"),
         (elapsed_text(NINE), "elapsed n9 10.0 s, n8 9.0 s, n7 8.0 s, median of 9 nodes 6.0 s"),
         (listed(["n3", "n1", "n2"]), "n[1-3]"),
         (listed(["n[1", "n2"]), "n[1, n2"),

@@ -58,6 +58,7 @@ _OF_SURROUNDINGS = re.compile(
     r"|Node failure|slurmd\b|Socket|Remote I/O",
     re.I,
 )
+_JAX_TASK = re.compile(r"/task:(\d+)")
 # Exceptions whose reason the driver, or NCCL, may have written in a warning before, by its kind.
 _EXPLAINED_BEFORE = {"no-gpu": "gpu-start", "gpu-unknown-error": "nccl-warning"}
 # By exception: the name of the cause, and what a process did.
@@ -193,8 +194,8 @@ def _raised(first: RankFailure, log: TrainingLog, data: DataManager) -> Inferenc
     cause = row.inference(
         nodes=nodes, ranks=ranks, evidence=tuple(failure.line for failure in same[:MOST_LINES])
     )
-    if not row.pattern:
-        return cause
+    if not row.pattern or row.name == "peer-lost":
+        return _with_lost_tasks(cause, first.error)
     cause = replace(cause, description=cause.description + _where(row, same, data))
     if On.SHARED in row.on and len(nodes) > 1:
         says = f"{cause.description}: one that they share"
@@ -394,7 +395,7 @@ def _words(failures: Sequence[RankFailure], data: DataManager) -> Inference | No
         row = known(words.text)
         if row is not None and (On.CRASH if crashed else On.LAST_WORDS) in row.on:
             alone = row.blame in (Attribution.USER, Attribution.TRANSIENT) and not failures
-            return replace(
+            cause = replace(
                 row.inference(
                     nodes=failed_nodes(failures),
                     ranks=failed_ranks(failures),
@@ -403,7 +404,17 @@ def _words(failures: Sequence[RankFailure], data: DataManager) -> Inference | No
                 attribution=row.blame if alone else Attribution.UNDECIDED,
                 sureness=Sureness.POSSIBLE,
             )
+            return _with_lost_tasks(cause, words.text)
     return None
+
+
+def _with_lost_tasks(cause: Inference, text: str) -> Inference:
+    """Name the tasks that JAX has lost, instead of those that report it."""
+    lost = tuple(sorted({int(number) for number in _JAX_TASK.findall(text)}))
+    if cause.name != "peer-lost" or not lost:
+        return cause
+    says = f"{cause.description}; the error names {ranks_text(lost)}"
+    return replace(cause, description=says, ranks=lost, nodes=())
 
 
 def _mistake(last: LastWords, failures: Sequence[RankFailure], end: ScriptEnd) -> Inference | None:

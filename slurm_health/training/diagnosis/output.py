@@ -117,7 +117,9 @@ _FACTS = {
         "batch-refused": r"slurmd error running JobId=\d+ on node\(s\)=(?P<node>[\w.-]+):"
         r" (?P<value>.+)",
         # salloc: Prolog failure on node n3; slurmstepd: error: Prolog hung on node n3
-        "prolog": r"(?P<value>Prolog (?:failure|hung)) on node (?P<node>[\w.-]+)",
+        # slurmstepd: error: TaskProlog failed status=1
+        "prolog": r"(?P<value>Prolog (?:failure|hung)(?= on node)|TaskProlog failed status=\d+)"
+        r"(?: on node (?P<node>[\w.-]+))?",
         # slurmd: error: Munge decode failed: Rewound credential
         "credential": r"[Mm]unge decode failed: (?P<value>.+)",
         "port-taken": r"server socket has failed to (?:bind to \S*?:|listen on .{1,80}port: )"

@@ -271,12 +271,14 @@ def killed_for_memory(inference: Inference, data: DataManager) -> Inference | No
             nodes.add(node.node)
     if not lines:
         return None
+    named = tuple(sorted(nodes - {""}))
     return Inference(
         name="killed-for-memory",
-        description="the job used up its memory on a node, and the kernel killed a process",
+        description=f"the job used up its memory on {listed(named) or 'a node'}, and the kernel"
+        " killed a process",
         attribution=Attribution.USER,
         sureness=Sureness.CERTAIN,
-        nodes=tuple(sorted(nodes - {""})),
+        nodes=named,
         ranks=inference.ranks,
         evidence=tuple(lines[:MOST_LINES]),
         advice="ask for more memory (--mem), or use less of it: fewer data loader workers,"

@@ -503,7 +503,8 @@ EXCEPTIONS: tuple[Row, ...] = (
     Row(
         "compiler-missing",
         r"CUDA_HOME environment variable is not set|CUDA_HOME does not exist"
-        r"|Ninja is required to load C\+\+ extensions|Could not find (?:nvcc|a C\+\+ compiler)",
+        r"|Ninja is required to load C\+\+ extensions|Could not find (?:nvcc|a C\+\+ compiler)"
+        r"|Failed to find C compiler",
         "an extension is compiled when the program starts, and its compiler is not on the node",
         "load the module with CUDA's compiler (CUDA_HOME), or install the extension compiled;"
         " starting it again as it is fails again",
@@ -572,7 +573,8 @@ EXCEPTIONS: tuple[Row, ...] = (
         "not-a-number",
         # No part of a path or of a host's name, unlike `NaN/Inf`, `-inf` and the end of a sentence.
         r"(?<![/\w.-])[-+]?(?:Na[Nn]|nan|Inf|inf)(?:/(?:Na[Nn]|nan|Inf|inf))?(?![/\w-]|\.\w|:\d)"
-        r"|\bNaN-[a-z]|\b(?:non-finite|not finite)\b|Minimum loss scale reached",
+        r"|\bNaN-[a-z]|\b(?:non-finite|not finite)\b|Minimum loss scale reached"
+        r"|loss scale already at minimum",
         "the training computed NaN or infinity, and the script noticed",
         "look at the data, the learning rate and the loss scale; go on from a checkpoint before it",
         _USER,

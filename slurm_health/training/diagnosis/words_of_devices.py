@@ -90,11 +90,13 @@ DEVICES: tuple[Row, ...] = (
         "gpu-out-of-memory",
         # PyTorch's own allocations fail with other words, and their size.
         r"CUDA (?:driver )?error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
-        r"|[Cc]uda failure (?:\d+ )?'out of memory'|Failed to CUDA c\w*alloc",
+        r"|[Cc]uda failure (?:\d+ )?'out of memory'|Failed to CUDA c\w*alloc"
+        r"|HSA_STATUS_ERROR_OUT_OF_RESOURCES",
         "CUDA got no memory on the GPU for work of its own: this program or another one on the"
         " same GPU has used it up, or the GPU is broken",
         "look at what else uses the GPU (nvidia-smi); if it fails on one node only, have that"
         " node checked",
+        on=On.CRASH,
     ),
     Row(
         "device-assert",
@@ -115,7 +117,8 @@ DEVICES: tuple[Row, ...] = (
     ),
     Row(
         "launch-failure",
-        r"unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED|access of peer GPU memory",
+        r"unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED|access of peer GPU memory"
+        r"|HSA_STATUS_ERROR_EXCEPTION",
         "a kernel failed on the GPU: it used memory that is not its own, or the GPU is broken",
         BLOCKING,
         on=On.LAST_WORDS | On.CRASH,
@@ -184,10 +187,11 @@ DEVICES: tuple[Row, ...] = (
         r"NVIDIA driver on your system is too old|driver (?:version )?is insufficient"
         r"|not supported in the installed CUDA driver|[Dd]river/library version mismatch"
         r"|forward compatibility was attempted on non supported HW"
-        r"|unsupported display driver / cuda driver combination",
-        "the driver does not fit: this PyTorch was built for a newer CUDA than it supports, or the"
-        " driver's libraries are of another release: those of a container, or of an update without"
-        " a reboot",
+        r"|unsupported display driver / cuda driver combination"
+        r"|[Cc]uda failure (?:801 )?'operation not supported'",
+        "the driver does not fit: this PyTorch was built for a newer CUDA than it supports, a"
+        " virtual GPU lacks what it asks for, or the driver's libraries are of another release:"
+        " those of a container, or of an update without a reboot",
         "compare the node's driver (/proc/driver/nvidia/version) with torch.version.cuda, and with"
         " the driver libraries of a container; if only one node fails so, tell your administrator:"
         " a reboot, or loading the new driver, repairs it",
