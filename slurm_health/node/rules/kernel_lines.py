@@ -32,6 +32,8 @@ _BTRFS = rf"{_DISK}(?:: state \w+| state \w+)?"
 # A mapped device (dm) may lie on a user's image, as containers that are encrypted do.
 _OWN_DISK = r"(?!loop|dm-|nbd|rbd|ublk|zram|ram)[\w!-]+"
 _BEYOND = rf"{_DISK}: rw=\d+, (?:want=\d+, |sector=\d+, nr_sectors = \d+ )limit=\d"
+# amdgpu 0000:c3:00.0: amdgpu: {1}socket: 0, die: 0, 2 new uncorrectable hardware errors …
+_AMDGPU = r"^amdgpu [0-9a-f:]{10}\.[0-7]: (?:amdgpu: )?(?:\{\d+\} ?)?(?:socket: \d+, die: \d+, )?"
 _PCI = r"(?:PCI:)?(?P<bus>(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
 
 # Between the lines of one message, as /dev/kmsg writes it. A later line may be a file's name, so no
@@ -128,11 +130,6 @@ class LineKind(NamedTuple):
     pattern: str
     error: KernelError
 
-    @property
-    def name(self) -> str:
-        """The name of the error."""
-        return self.error.name
-
 
 def _faults(
     name: str, what: str, whose: str, helps: str, *patterns: str, status: Status = Status.NODE_FAULT
@@ -168,6 +165,14 @@ KINDS: tuple[LineKind, ...] = (
         "reset the GPU (nvidia-smi --gpu-reset), or reboot the node",
         r"^NVRM: nvAssert\w+: Assertion failed: Reset required \[NV_ERR_RESET_REQUIRED\]",
         r"^NVRM: nvAssert\w+: Assertion failed: [\w ]{1,60}! GPU marked for reset\b",
+    ),
+    *_faults(
+        "amd-gpu-worn",
+        "so many pages of a GPU's memory are bad that its driver does not start it",
+        "GPU",
+        "have the GPU replaced",
+        _AMDGPU
+        + r"(?:RAS records:\d+ exceeds? threshold:\d+, )?GPU will not be initialized\. Repl",
     ),
     *_faults(
         "machine-check",
@@ -216,6 +221,16 @@ KINDS: tuple[LineKind, ...] = (
         r"^nvme nvme\d+: Disabling device after reset failure: -\d",
         r"^block nvme\d+n\d+: no available path - failing I/O",
         r"^md/raid\d+:?md\d+: Disk failure on [\w!-]+(?: detected)?, failing array",
+    ),
+    *_warnings(
+        "amd-gpu-error",
+        "a GPU met an error that it could not correct, or its driver could not reset it",
+        "GPU",
+        "see whether it works (amd-smi); if it repeats, reset it, or have it replaced",
+        _AMDGPU
+        + r"[1-9]\d* (?:new )?uncorrectable hardware errors detected in (?:total in )?\w+ block",
+        _AMDGPU + r"[Uu]ncorrectable hardware error ?\(ERREVENT_\w+\) detected",
+        _AMDGPU + r"GPU (?:Recovery Failed: |reset end with ret = )-\d",
     ),
     *_warnings(
         "soft-lockup",
@@ -379,6 +394,7 @@ def _program(what: str, helps: str = "look at the program, with compute-sanitize
 
 _LAST_LISTED = 172  # in NVIDIA's catalogue of October 2025
 _BY_LINE = "the driver's whole line decides: give it to `slurm-health explain`"
+_WHEN_IDLE = "reset the GPU when the node is idle"
 _AGAIN = "start the job again; if it comes back on this node with other jobs, have the GPU tested"
 XIDS: dict[int, KernelError] = {
     8: _program("work of a program did not end in time", _AGAIN),
@@ -395,11 +411,7 @@ XIDS: dict[int, KernelError] = {
     48: _gpu("uncorrectable memory error"),
     54: _gpu("auxiliary power is not connected", "have the power cables inspected", "board"),
     62: _gpu("microcontroller halted"),
-    63: _look(
-        "a memory row will be remapped at the next reset",
-        "reset the GPU when the node is idle",
-        remedy=Remedy.RESET,
-    ),
+    63: _look("a memory row will be remapped at the next reset", _WHEN_IDLE, remedy=Remedy.RESET),
     64: _gpu("a memory row could not be remapped"),
     68: _program("exception of the video decoder", _AGAIN),
     69: _program("graphics engine class error"),
@@ -412,9 +424,7 @@ XIDS: dict[int, KernelError] = {
     79: _gpu("fallen off the bus", _REBOOT, "GPU, board or slot"),
     80: _program("data sent to the GPU was corrupted", _AGAIN),
     92: _look("many corrected memory errors", "have the GPU's memory tested"),
-    94: _look(
-        "contained memory error: the job that met it ended", "reset the GPU when the node is idle"
-    ),
+    94: _look("contained memory error: the job that met it ended", _WHEN_IDLE),
     95: _gpu("uncontained memory error"),
     109: _gpu("context switch timed out"),
     110: _gpu("security fault"),
@@ -431,8 +441,7 @@ XIDS: dict[int, KernelError] = {
     141: _look("fast path error", "nothing, unless it repeats"),
     143: _gpu("GPU initialisation failed"),
     **dict.fromkeys(
-        range(144, 151),
-        _look("NVLink 5 error, which its sub-code decides", _BY_LINE, "link"),
+        range(144, 151), _look("NVLink 5 error, which its sub-code decides", _BY_LINE, "link")
     ),
     154: _look("the driver changed what it wants done to recover", _BY_LINE),
     155: _gpu("NVLink: software-defined error", whose="link"),

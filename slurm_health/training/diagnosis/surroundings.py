@@ -66,7 +66,7 @@ _DUE_TO = {
 }
 _BACK_IN_THE_QUEUE = frozenset({"REQUEUED", "PENDING"})
 _REFUSED = re.compile(
-    "|".join(kind.pattern for kind in KINDS if kind.name == "gpu-reset-required")
+    "|".join(kind.pattern for kind in KINDS if kind.error.name == "gpu-reset-required")
     + r"|^NVRM: (?:GPU \S+: )?(?:RmInitAdapter|rm_init_adapter) failed"
 )
 # A context that does not switch: also what follows if a program's own error stopped its kernel.

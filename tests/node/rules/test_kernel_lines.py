@@ -170,4 +170,4 @@ def test_the_table_says_what_the_checks_judge() -> None:
 
     assert {f"Xid {number}": of_xid(number).status for number in XIDS}.items() <= told.items()
     for kind in KINDS:
-        assert kind.pattern in (FAULTS if told[kind.name] is Status.NODE_FAULT else WARNINGS)
+        assert kind.pattern in (FAULTS if told[kind.error.name] is Status.NODE_FAULT else WARNINGS)
