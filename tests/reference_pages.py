@@ -233,7 +233,7 @@ def _slurm_drains() -> Iterator[str]:
         yield f"## {row.name}"
         yield ""
         yield ", ".join(
-            f"`{text.replace('*', '…') if '(' in text else text}`" for text in row.texts
+            f"`{re.sub(r'[*]+', '…', text) if '(' in text else text}`" for text in row.texts
         )
         yield ""
         yield f"- Meaning: {row.meaning}"

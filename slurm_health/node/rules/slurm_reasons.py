@@ -163,11 +163,14 @@ REASONS = (
             "RestrictedCoresPerGPU**",
             "Failed to parse dynamic_conf nodeline**",
             "Failed to set topology**",
+            "gres/* GRES core specification **",
+            "gres/* GRES autodetected core affinity **",
         ),
         lifted_by=Return.REGISTRATION,
-        meaning="the node's features, cores or topology do not fit slurm.conf",
-        evidence="slurmctld.log",
-        advice="correct the configuration, then restart slurmd",
+        meaning="the node's features, cores or topology, or a GPU's cores, do not fit slurm.conf",
+        evidence="slurmctld.log; `slurmd -C` and `slurmd -G` on the node",
+        advice="correct the configuration (l3cache_as_socket, or Cores= in gres.conf, for GPUs),"
+        " then restart slurmd",
     ),
     SlurmReason(
         name="plugin",
