@@ -121,7 +121,7 @@ class Traceback:
     def take(self, text: str) -> bool:
         """Read a line that may belong to it; return whether it does."""
         if what := _WHAT.match(text):
-            if self.error and not self.inside and "what():" not in self.error:
+            if self.error and not self.inside and what["text"] not in self.error:
                 self.error = one_line(f"{self.error}: {what['text']}")[:_SHORT]
                 self.nccl = "NCCL error" in text
             return True

@@ -358,10 +358,11 @@ class _Reader:
                 current.inside, current.original = True, original
             return True
         if "terminate called" in text and (native := _TERMINATED.search(text)):
-            self._close(stream)
-            stream.traceback = Traceback(
-                at, stream.rank, stream.task, error=native["type"], inside=False
-            )
+            if current is None or current.error != native["type"]:  # several end at once
+                self._close(stream)
+                stream.traceback = Traceback(
+                    at, stream.rank, stream.task, error=native["type"], inside=False
+                )
             return True
         if current is not None and current.take(text):
             return True
