@@ -109,12 +109,19 @@ def ended_from_outside(_: Inference, data: DataManager) -> Inference | None:
         means = f"{means} while the training hung"
         advice = advice_afterwards(hang.diagnosed)
         evidence.append(hang.diagnosed.description)
+    elif state == "TIMEOUT" and log and log.watchdogs:
+        means = f"{means} after NCCL's watchdog reported ranks that waited for others"
+        advice = (
+            "look for the rank that they waited for, which --flight-recorder=on names at the next"
+            " hang: more time alone does not help"
+        )
+        evidence += [failure.line for failure in log.failures if failure.consequence]
     return Inference(
         name=REQUEUED if state in _BACK_IN_THE_QUEUE else "ended-from-outside",
         description=means,
         attribution=Attribution.OUTSIDE,
         sureness=Sureness.CERTAIN,
-        evidence=tuple(evidence),
+        evidence=tuple(evidence[:MOST_LINES]),
         advice=advice,
     )
 
