@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
 from typing import Any
 
+import msgspec
+
+from slurm_health.records.decoding import from_json
 from slurm_health.records.text import one_line
+from slurm_health.system.killable import Answered, Broke, run_one
 from slurm_health.training.diagnosis.operators import OPERATORS
 from slurm_health.training.framework import (
     DataCollector,
@@ -40,7 +44,7 @@ COLLECTOR_POINTS = "slurm_health.collectors"
 OPERATOR_POINTS = "slurm_health.operators"
 DIAGNOSTICIAN_POINTS = "slurm_health.diagnosticians"
 _ROOM_S = 1.0  # for a live collector to end by itself
-_LOAD_S = 3.0  # for all entry points; loading is stopped then
+_LIST_S, _LOAD_S = 3.0, 3.0  # for all entry points; loading is stopped then
 
 
 def after_failure(job: EndedJob) -> tuple[DataCollector, ...]:
@@ -81,14 +85,23 @@ def registered(allowance: Callable[[], Allowance] = Allowance) -> Registered:
 
     A diagnostician is one of the operators.
     """
+    # What hangs may be the filesystem with Python.
+    listed = run_one(_listed, _LIST_S)
+    if not isinstance(listed, Answered):
+        why = listed.reason if isinstance(listed, Broke) else f"not within {_LIST_S:g} s"
+        return Registered(failed={"entry points": f"cannot be listed: {why}"})
+    points = from_json(listed.data, list[tuple[str, str, str]])
+    if not points:
+        return Registered()
     failed: dict[str, str] = {}
     allowed = allowance()
     with _time_limit(_LOAD_S):
-        collectors = tuple(_loaded(COLLECTOR_POINTS, DataCollector, failed))
+        collectors = tuple(_loaded(points, COLLECTOR_POINTS, DataCollector, failed))
         makers: list[tuple[str, OperatorMaker]] = [
-            (made.name, made) for made in _loaded(OPERATOR_POINTS, InferenceOperator, failed)
+            (made.name, made)
+            for made in _loaded(points, OPERATOR_POINTS, InferenceOperator, failed)
         ]
-        for diagnostician in _loaded(DIAGNOSTICIAN_POINTS, Diagnostician, failed):
+        for diagnostician in _loaded(points, DIAGNOSTICIAN_POINTS, Diagnostician, failed):
             asked = partial(AskedDiagnostician, diagnostician=diagnostician)
             makers.append((type(diagnostician).__name__, asked))
     operators = tuple(
@@ -97,13 +110,23 @@ def registered(allowance: Callable[[], Allowance] = Allowance) -> Registered:
     return Registered(collectors, operators, failed)
 
 
-def _loaded(group: str, kind: type, failed: dict[str, str]) -> Iterator[Any]:
-    """Yield the operator classes of a group, and instances of its other classes."""
-    # It takes 1.5 MB, and reads the disk at a hang either way.
+def _listed() -> bytes:
+    """In a child, return the entry points: their names, values and groups."""
     from importlib.metadata import entry_points
 
+    groups = (COLLECTOR_POINTS, OPERATOR_POINTS, DIAGNOSTICIAN_POINTS)
+    points = [point for group in groups for point in entry_points(group=group)]
+    return msgspec.json.encode([(point.name, point.value, point.group) for point in points])
+
+
+def _loaded(
+    points: Sequence[tuple[str, str, str]], group: str, kind: type, failed: dict[str, str]
+) -> Iterator[Any]:
+    """Yield the operator classes of a group, and instances of its other classes."""
+    from importlib.metadata import EntryPoint  # it takes 1.5 MB, and most sites need none
+
     taken = {rule.name for rule in OPERATORS} | {collector.kind for collector in _BUILT_IN}
-    for point in entry_points(group=group):
+    for point in (EntryPoint(*point) for point in points if point[2] == group):
         try:
             loaded = point.load()
             made = loaded if kind is InferenceOperator else loaded()
