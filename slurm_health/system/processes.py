@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import pwd
 import select
@@ -34,6 +35,7 @@ PIPE, NOTHING = subprocess.PIPE, subprocess.DEVNULL
 _PR_SET_PDEATHSIG = 1
 _REAP_S = 2.0  # a killed process ends within milliseconds, on a busy machine later
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # that would end us
+_MOST_FILES = 1024  # that we have open
 _SHOWN = 300  # of the end of a command's output: a test of hours may print all the while
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -120,6 +122,41 @@ def start_tied(
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             os.set_blocking(pipe.fileno(), False)
+    return process
+
+
+def fork_tied(work: Callable[[], int]) -> Process:
+    """Run a function in a child, with pipes and a session as those of `start_tied`.
+
+    It shares our memory, as far as neither of us changes it.
+
+    Raises:
+        OSError: the limit of processes is reached.
+    """
+    tie = die_with_parent()
+
+    def instead_of_a_command() -> None:
+        tie()
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.closerange(3, _MOST_FILES)  # subprocess waits until one of them is closed
+        code = 1
+        try:
+            code = work()
+        finally:
+            os._exit(code)
+
+    gc.freeze()  # a collection would change it
+    with signals_delayed():
+        process = subprocess.Popen(
+            [sys.executable],
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=NOTHING,
+            start_new_session=True,
+            preexec_fn=instead_of_a_command,  # noqa: PLW1509 - callers have one thread
+        )
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
     return process
 
 

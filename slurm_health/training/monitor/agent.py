@@ -15,6 +15,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -158,8 +159,8 @@ class Agent:
             os.write(1, line)
 
 
-def main() -> int:
-    """Serve."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve with these options, those of the command line if there are none."""
     parser = argparse.ArgumentParser(prog="slurm_health.training.monitor.agent")
     parser.add_argument(
         "--job", required=True
@@ -172,11 +173,13 @@ def main() -> int:
     parser.add_argument("--ended", action="store_true")  # the script has
     parser.add_argument("--directory", type=Path, default=Path.cwd())  # in which it was started
     parser.add_argument("--most-bytes", type=int, default=_MOST_BYTES)  # of a node's state
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # `sbatch --signal` sends them to every step
     options.node = os.environ.get("SLURMD_NODENAME") or options.node
+    # Of an agent that srun started; a fork of the watch may be in the watched one.
     own_step = os.environ.get("SLURM_STEP_ID", "") if options.variable == JOB else ""
+    own_step = own_step if own_step != options.step else ""
     ranks = Ranks(
         options.job, options.node, own_step, variable=options.variable, only_step=options.step
     )

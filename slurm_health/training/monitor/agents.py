@@ -20,11 +20,13 @@ from slurm_health.system.processes import (
     PIPE,
     Process,
     end_session,
+    fork_tied,
     own_module,
     start_tied,
 )
 from slurm_health.system.slurm.command import clean_environ, step_argv
 from slurm_health.training.diagnosis.samples import Look, NodeReport
+from slurm_health.training.monitor import agent
 from slurm_health.training.monitor.messages import (
     HERE,
     INSPECT,
@@ -226,16 +228,30 @@ class Agents:
             connection.write(word)
 
 
+def start_here(options: Sequence[str], environ: Mapping[str, str]) -> Process:
+    """Start the agent of this node, which needs no step, and little memory of its own.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def serve() -> int:
+        os.environ.clear()
+        os.environ.update(environ)
+        return agent.main(options)
+
+    return fork_tied(serve)
+
+
 def start_in_job(
     job_id: int,
     nodes: Sequence[str],
     options: Sequence[str],
     environ: Mapping[str, str],
     *,
-    here: str = "",
     stderr: int = NOTHING,
 ) -> Process:
-    """Start the agents of some nodes of a job by srun; a single one on `here` needs no step.
+    """Start the agents of some nodes of a job by srun.
 
     Steps overlap with the script's in their devices too, so that NVML shows the ranks' GPUs.
 
@@ -243,10 +259,9 @@ def start_in_job(
         OSError: they cannot be started.
     """
     command = own_module("slurm_health.training.monitor.agent", f"--job={job_id}", *options)
-    own = list(nodes) == [here]
     return start_tied(
-        list(command) if own else step_argv(job_id, nodes, [], command),
-        environ=environ if own else clean_environ(environ),
+        step_argv(job_id, nodes, [], command),
+        environ=clean_environ(environ),
         stdin=PIPE,
         stdout=PIPE,
         stderr=stderr,

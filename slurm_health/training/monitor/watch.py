@@ -30,7 +30,7 @@ from slurm_health.records.nodeset import expand, fold
 from slurm_health.records.script_records import EventKind, ProgressSeen
 from slurm_health.records.text import duration_text
 from slurm_health.system import WATCHED
-from slurm_health.system.processes import NOTHING, PIPE, Process, own_module, start_tied
+from slurm_health.system.processes import Process
 from slurm_health.system.slurm.client import Client
 from slurm_health.training.diagnosis.collected import NodeStates, SlurmView
 from slurm_health.training.diagnosis.output_lines import first_non_finite
@@ -47,6 +47,7 @@ from slurm_health.training.monitor.agent import TRAINING
 from slurm_health.training.monitor.agents import (
     Agents,
     ScriptOver,
+    start_here,
     start_in_job,
 )
 from slurm_health.training.monitor.messages import INSPECT, REACH, STATE
@@ -99,7 +100,9 @@ class SlurmJob:
 
     def start(self, nodes: Sequence[str]) -> Process:
         """Start the agents of some nodes; raises OSError."""
-        return start_in_job(self._number, nodes, self._options, self._environ, here=self.here)
+        if list(nodes) == [self.here]:
+            return start_here([f"--job={self._number}", *self._options], self._environ)
+        return start_in_job(self._number, nodes, self._options, self._environ)
 
     def show(self, text: str) -> None:
         """Leave the job's progress for root's health check, in the agent's mark of life."""
@@ -144,10 +147,7 @@ class LocalTraining:
 
     def start(self, _: Sequence[str]) -> Process:
         """Start the agent; raises OSError."""
-        command = own_module("slurm_health.training.monitor.agent", *self._options)
-        return start_tied(
-            command, environ=self._environ, stdin=PIPE, stdout=PIPE, stderr=NOTHING, signal_mask=()
-        )
+        return start_here(self._options, self._environ)
 
     def show(self, _: str) -> None:
         """Leave nothing: there is no job."""
@@ -201,7 +201,10 @@ class Watch:
             OSError: the agents cannot be started.
         """
         try:
-            self._agents.begin(self._job.nodes)
+            own = [node for node in self._job.nodes if node == self._job.here]
+            others = [node for node in self._job.nodes if node not in own]
+            for nodes in filter(None, (own, others)):
+                self._agents.begin(nodes)
             while self._agents.nodes:
                 self._agents.receive(self._scale * _TICK_S)
                 self._replace_agents()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from slurm_health.system import proc
 from tests.support.supervised import Bench, eventually, with_variable
 
 ONE_NODE = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1"}
@@ -25,7 +26,7 @@ while not os.path.exists("end"):
 wait $!
 exit 5
 """
-WATCH, AGENT = "slurm_health.training.monitor.watch", "slurm_health.training.monitor.agent"
+WATCH = "slurm_health.training.monitor.watch"
 
 
 def start(bench: Bench, script: str, mode: str = "report", after_s: str = "0") -> subprocess.Popen:  # type: ignore[type-arg]
@@ -45,6 +46,14 @@ def running(bench: Bench, module: str) -> list[int]:
             if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
     return found
+
+
+def agents(bench: Bench) -> list[int]:
+    """Return the forks of the watch."""
+    watches = running(bench, WATCH)
+    with contextlib.suppress(OSError):  # one has ended meanwhile
+        return [pid for pid in watches if proc.stat(Path(f"/proc/{pid}")).parent in watches]
+    return []
 
 
 def test_a_script_of_seconds_is_not_held_up(bench: Bench) -> None:
@@ -68,10 +77,10 @@ def test_off_starts_nothing(bench: Bench) -> None:
 
 def test_a_script_whose_watch_is_killed_runs_on(bench: Bench) -> None:
     process = start(bench, TRAINS)
-    eventually(lambda: running(bench, AGENT), "an agent")
-    for pid in running(bench, WATCH):
+    eventually(lambda: agents(bench), "an agent")
+    for pid in set(running(bench, WATCH)) - set(agents(bench)):
         os.kill(pid, signal.SIGKILL)
-    eventually(lambda: not running(bench, AGENT), "the end of the agent")
+    eventually(lambda: not running(bench, WATCH), "the end of the agent")
     assert process.poll() is None
     (bench.directory / "end").touch()
 
@@ -80,11 +89,11 @@ def test_a_script_whose_watch_is_killed_runs_on(bench: Bench) -> None:
 
 def test_an_agent_that_is_killed_is_started_again_and_its_node_is_not_blamed(bench: Bench) -> None:
     process = start(bench, TRAINS)
-    eventually(lambda: running(bench, AGENT), "an agent")
-    killed = running(bench, AGENT)
+    eventually(lambda: agents(bench), "an agent")
+    killed = agents(bench)
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
-    eventually(lambda: set(running(bench, AGENT)) - set(killed), "another agent")
+    eventually(lambda: set(agents(bench)) - set(killed), "another agent")
     (bench.directory / "end").touch()
     code, _, said = bench.finish(process)
 
@@ -95,23 +104,22 @@ def test_an_agent_that_is_killed_is_started_again_and_its_node_is_not_blamed(ben
 
 def test_a_supervisor_that_is_killed_leaves_no_monitor(bench: Bench) -> None:
     process = start(bench, TRAINS)
-    eventually(lambda: running(bench, AGENT), "an agent")
+    eventually(lambda: agents(bench), "an agent")
     process.kill()
     process.wait()
 
-    eventually(lambda: not running(bench, WATCH), "the end of the watch")
-    eventually(lambda: not running(bench, AGENT), "the end of the agent")
+    eventually(lambda: not running(bench, WATCH), "the end of watch and agent")
 
 
 def test_signals_for_the_script_do_not_end_its_monitor(bench: Bench) -> None:
     process = start(bench, TRAINS)
-    eventually(lambda: running(bench, AGENT), "an agent")
+    eventually(lambda: agents(bench), "an agent")
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
-        for pid in (*running(bench, WATCH), *running(bench, AGENT)):
+        for pid in running(bench, WATCH):
             os.kill(pid, number)
-    (watch,) = running(bench, WATCH)
-    os.kill(watch, signal.SIGTERM)
+    for pid in running(bench, WATCH):
+        os.kill(pid, signal.SIGTERM)
     (bench.directory / "end").touch()
 
     assert bench.finish(process)[0] == 5
-    assert running(bench, AGENT) == []
+    assert agents(bench) == []
