@@ -168,7 +168,7 @@ KINDS: tuple[LineKind, ...] = (
     ),
     *_faults(
         "amd-gpu-worn",
-        "so many pages of a GPU's memory are bad that its driver does not start it",
+        "a GPU has too many bad pages of memory to be started",
         "GPU",
         "have the GPU replaced",
         _AMDGPU
@@ -224,7 +224,7 @@ KINDS: tuple[LineKind, ...] = (
     ),
     *_warnings(
         "amd-gpu-error",
-        "a GPU met an error that it could not correct, or its driver could not reset it",
+        "a GPU did not correct an error, or could not be reset",
         "GPU",
         "see whether it works (amd-smi); if it repeats, reset it, or have it replaced",
         _AMDGPU

@@ -168,9 +168,8 @@ REASONS = (
         ),
         lifted_by=Return.REGISTRATION,
         meaning="the node's features, cores or topology, or a GPU's cores, do not fit slurm.conf",
-        evidence="slurmctld.log; `slurmd -C` and `slurmd -G` on the node",
-        advice="correct the configuration (l3cache_as_socket, or Cores= in gres.conf, for GPUs),"
-        " then restart slurmd",
+        evidence="slurmctld.log; `slurmd -C`",
+        advice="correct the configuration, such as Cores= in gres.conf, then restart slurmd",
     ),
     SlurmReason(
         name="plugin",
