@@ -8,6 +8,7 @@ import pytest
 from tests.lab import Lab
 from tests.lab.installed_site import Site, check_by_default
 from tests.lab.played_nodes import FAKE_WORKER, play
+from tests.support.rows import rows
 
 pytestmark = [pytest.mark.lab(accounting=True), pytest.mark.timeout(300)]
 
@@ -74,27 +75,7 @@ def is_checked(site: Site, *words: str) -> bool:
     return directory.exists()
 
 
-@pytest.mark.parametrize(
-    ("asked", "is_named"),
-    [
-        pytest.param("--gres=gpu:1", True, marks=pytest.mark.heavy),
-        pytest.param("--gpus-per-node=2", True, marks=pytest.mark.heavy),
-        pytest.param("-n2 --gpus-per-task=1", True, marks=pytest.mark.heavy),
-        pytest.param("--gpus-per-socket=1 --sockets-per-node=1", True, marks=pytest.mark.heavy),
-        ("-N1", False),
-        ("--gpus=1 --account=science", True),
-        ("--gpus=1 --account=teaching", False),
-        ("--gpus=1 --partition=other,main", True),
-        ("--gpus=1 --partition=other", False),
-        ("--gpus=1 --partition=short --time=10", True),
-        ("--gpus=1 --partition=short", False),
-        ("--gpus=1 --partition=long", True),
-        ("--gpus=1 --time=9", False),
-        ("--gpus=1 --comment=nochecks", True),
-        ("--gpus=1 --comment=nocheck", False),
-        ("--gpus=1 : --gpus=1", False),
-    ],
-)
+@rows
 def test_a_job_that_all_rules_name_is_given_the_launcher(
     site: Site, asked: str, is_named: bool
 ) -> None:

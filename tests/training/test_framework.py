@@ -2,6 +2,7 @@
 """The classes of the diagnosis: chains, what a site adds to them, and what its faults cost."""
 
 import io
+import os
 import re
 import runpy
 import sys
@@ -260,6 +261,17 @@ def test_an_action_that_a_site_asks_for_says_whose_failure_it_is(
 
     assert found.failed == []
     assert (found.attribution, found.accused) == (attribution, accused)
+
+
+def test_a_directory_of_packages_that_hangs_costs_what_a_site_adds(
+    tmp_path: Path, some: Install
+) -> None:
+    some("operators", SOME)
+    (points,) = tmp_path.rglob("entry_points.txt")
+    points.unlink()
+    os.mkfifo(points)  # reading it never ends
+
+    assert registered().failed == {"entry points": "cannot be listed: not within 3 s"}
 
 
 @rows

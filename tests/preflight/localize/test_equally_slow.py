@@ -11,6 +11,7 @@ from slurm_health.preflight.localize.localizer import Level, Localizer, Localize
 from slurm_health.preflight.localize.simulate import ALLGATHER_MS, Faults, SimulatedCluster, Weather
 from slurm_health.records.verdict import Verdict
 from tests.preflight.localize.test_localizer import names, planned
+from tests.support.rows import rows
 
 WEATHER = Weather(noise=0.01, spread=0.0, spikes=0.0)
 KNOWN = LocalizeSettings(expected_ms={"allgather": ALLGATHER_MS})
@@ -56,24 +57,13 @@ def test_what_is_known_of_pairs_accuses_no_node_by_itself() -> None:
     assert not verdict.named(Level.FAULTY)
 
 
-@pytest.mark.parametrize(
-    ("count", "settings", "round_s", "rounds", "reason"),
-    [
-        (4, KNOWN, 0.3, 1, "passed with 1 partner; no slower than what is expected of a pair"),
-        (4, None, 0.3, 2, "passed with 2 partners"),
-        (8, None, 1.9, 2, "passed with 2 partners"),
-        (4, None, 2.0, 1, "passed with 1 partner"),
-        (4, None, None, 1, "passed with 1 partner"),
-        (10, None, 0.3, 1, "passed with 1 partner"),
-        (2, None, 0.3, 1, "passed with 1 partner"),
-    ],
-)
+@rows
 def test_where_nothing_is_known_of_pairs_few_nodes_are_paired_again_if_that_is_cheap(
-    count: int, settings: LocalizeSettings | None, round_s: float | None, rounds: int, reason: str
+    count: int, known: bool, round_s: float | None, made: int, reason: str
 ) -> None:
-    verdict, made = judged(count, settings=settings, round_s=round_s)
+    verdict, rounds = judged(count, settings=KNOWN if known else None, round_s=round_s)
 
-    assert made == rounds
+    assert rounds == made
     assert {found.level for found in verdict.nodes.values()} == {Level.HEALTHY}
     for found in verdict.nodes.values():
         assert found.reason.partition("; not excluded")[0] == reason
