@@ -26,9 +26,14 @@ _PREEMPTED = "the job had to make way for another one"
 _REQUEUED = "the job was requeued"
 _LOST = "Slurm has lost a node of the job"
 # slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-22T10:00:00 DUE TO TIME LIMIT ***
-_LINE = re.compile(rb"\*\*\* JOB (\d+) ON \S+ CANCELLED AT ([\dT:-]{19})(?: DUE TO ([A-Z ]+))? \*")
+# Since 25.05, scancel: … CANCELLED AT 2026-11-22T10:00:00 DUE to SIGNAL Terminated ***
+_LINE = re.compile(
+    rb"\*\*\* JOB (\d+) ON \S+ CANCELLED AT ([\dT:-]{19})"
+    rb"(?: DUE (?:TO|to) ([A-Z ]+?)(?: Terminated| Killed)?)? \*"
+)
 _DUE_TO = {
     "": _CANCELLED,
+    "SIGNAL": _CANCELLED,
     "TIME LIMIT": TIME_LIMIT,
     "PREEMPTION": _PREEMPTED,
     "JOB REQUEUE": _REQUEUED,

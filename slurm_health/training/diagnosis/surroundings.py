@@ -30,6 +30,7 @@ from slurm_health.records.script_records import (
 )
 from slurm_health.records.text import listed
 from slurm_health.report.sentences import event_text, hung_text
+from slurm_health.system.slurm.last_word import TIME_LIMIT
 from slurm_health.training.diagnosis.collected import (
     MonitorReport,
     NodeStates,
@@ -56,7 +57,7 @@ _OUTSIDE = {
     "PREEMPTED": ("the job was preempted by another one", "it goes on when it is started again"),
     "REQUEUED": ("the job was requeued (scontrol requeue)", ""),
     "PENDING": ("the job was requeued", ""),
-    "TIMEOUT": ("the job reached its time limit", "ask for more time (--time), or save more often"),
+    "TIMEOUT": (TIME_LIMIT, "ask for more time (--time), or save more often"),
     "DEADLINE": ("the job reached its deadline", ""),
 }
 _DUE_TO = {
