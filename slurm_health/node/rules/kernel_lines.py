@@ -172,7 +172,7 @@ KINDS: tuple[LineKind, ...] = (
         "GPU",
         "have the GPU replaced",
         _AMDGPU
-        + r"(?:RAS records:\d+ exceeds? threshold:\d+, )?GPU will not be initialized\. Repl",
+        + r"(?:RAS records:\d+ exceeds? threshold:\d+, )?GPU will not be initialized\. Replace",
     ),
     *_faults(
         "machine-check",
