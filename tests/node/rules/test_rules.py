@@ -89,10 +89,9 @@ def test_returned_nodes_and_clocks_years_ahead_do_not_count() -> None:
 
 @pytest.mark.parametrize(("other", "refused"), [("xid", True), ("memory", False)])
 def test_unrelated_faults_trip_no_breaker(other: str, refused: bool) -> None:
-    wanted = DrainEntry(node="n3", time_s=0.0, checks=("xid",))
+    drain = DrainEntry(node="n3", time_s=0.0, checks=("xid",))
     ours, limits = dict.fromkeys(("n1", "n2"), (other,)), Breaker(share=0.05)
-    members = {"gpu": NODES}
-    answer = breaker.reserve(DrainLedger(), wanted, limits=limits, members=members, ours=ours)
+    answer = breaker.reserve(DrainLedger(), drain, limits=limits, members={"gpu": NODES}, ours=ours)
     assert bool(answer.why_not) is refused
 
 

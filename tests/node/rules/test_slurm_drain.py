@@ -108,9 +108,9 @@ def test_a_drain_is_its_text_and_its_time(
 
 
 def test_one_sentence_says_what_happened_what_was_found_and_what_returns_the_node() -> None:
-    def said(name_of: Mapping[int, str], **changes: object) -> str:
+    def said(name_of: Mapping[int, str], setting: str = "lift", **changes: object) -> str:
         drain = msgspec.structs.replace(DRAIN, **changes)
-        return sentence(drain, setting="lift", now_s=1840.0, name_of=name_of.__getitem__)
+        return sentence(drain, setting=setting, now_s=1840.0, name_of=name_of.__getitem__)
 
     alice = {1000: "alice"}
     assert said(alice, stuck="python(81) waits; /scratch (nfs1:/scratch) does not answer") == (
@@ -125,6 +125,8 @@ def test_one_sentence_says_what_happened_what_was_found_and_what_returns_the_nod
         alice, kind="gres", state="IDLE+DRAIN+INVALID_REG"
     )
     assert "down by Slurm" in said(alice, kind="rebooted", state="DOWN", held=())
+    for passes, stuck, when in ((PASSES, "", "now"), (1, "", "when"), (PASSES, "a GPU", "when")):
+        assert f"may return {when}" in said(alice, "explain", passes=passes, stuck=stuck)
 
 
 def test_a_wave_is_named_by_what_is_narrowest() -> None:
