@@ -27,6 +27,7 @@ SLOWER_RANK = "slower-rank"
 OUT_OF_STEP = "rank-out-of-step"
 RANK_ELSEWHERE = "rank-elsewhere"
 DATA_LOADER_STUCK = "data-loader-stuck"
+TIME_LIMIT = "the job reached its time limit"
 # Slurm's reason for a job whose script it could not start.
 LAUNCH_FAILED = "launch_failed_requeued_held"
 LAUNCH_FAILED_TEXT = (

@@ -31,6 +31,7 @@ from slurm_health.preflight.supervisor.script_runs import ScriptRuns
 from slurm_health.preflight.supervisor.signal_witness import ALL_SIGNALS
 from slurm_health.records.errors import ExitCode
 from slurm_health.records.records import Disposition, JobOutcome
+from slurm_health.records.script_records import TIME_LIMIT
 from slurm_health.system import private_files
 from slurm_health.system.signals import FOR_SCRIPT, signal_name
 
@@ -268,7 +269,7 @@ class _Check:
 
         environ = as_text(self._environ)
         became = "" if over else last_word.became(environ, now_s=self._clock())
-        if over or became == last_word.TIME_LIMIT:
+        if over or became == TIME_LIMIT:
             say(
                 f"the job's time limit ended the check, {effect}; ask for more time"
                 " (--time): the check counts against it"

@@ -17,10 +17,10 @@ from zoneinfo import ZoneInfo
 
 from slurm_health.records.allocation import name_in_slurm
 from slurm_health.records.errors import SlurmError
+from slurm_health.records.script_records import TIME_LIMIT
 from slurm_health.system.killable import Answered, run_one
 from slurm_health.system.slurm.client import Client
 
-TIME_LIMIT = "the job reached its time limit"
 _CANCELLED = "the job was cancelled"
 _PREEMPTED = "the job had to make way for another one"
 _REQUEUED = "the job was requeued"

@@ -24,13 +24,13 @@ from slurm_health.records.script_records import (
     RANK_GONE,
     REQUEUED,
     SCRIPT_FAILED,
+    TIME_LIMIT,
     Diagnosed,
     TrainingEvent,
     advice_afterwards,
 )
 from slurm_health.records.text import listed
 from slurm_health.report.sentences import event_text, hung_text
-from slurm_health.system.slurm.last_word import TIME_LIMIT
 from slurm_health.training.diagnosis.collected import (
     MonitorReport,
     NodeStates,
