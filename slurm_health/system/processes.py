@@ -153,6 +153,7 @@ def fork_tied(work: Callable[[], int]) -> Process:
             stdout=PIPE,
             stderr=NOTHING,
             start_new_session=True,
+            restore_signals=False,  # they are for another program: Python ignores SIGPIPE
             preexec_fn=instead_of_a_command,  # noqa: PLW1509 - callers have one thread
         )
     assert process.stdout is not None

@@ -194,9 +194,10 @@ def _raised(first: RankFailure, log: TrainingLog, data: DataManager) -> Inferenc
     cause = row.inference(
         nodes=nodes, ranks=ranks, evidence=tuple(failure.line for failure in same[:MOST_LINES])
     )
-    if not row.pattern or row.name == "peer-lost":
-        return _with_lost_tasks(cause, first.error)
+    if not row.pattern:
+        return cause
     cause = replace(cause, description=cause.description + _where(row, same, data))
+    cause = _with_lost_tasks(cause, first.error)
     if On.SHARED in row.on and len(nodes) > 1:
         says = f"{cause.description}: one that they share"
         return replace(cause, attribution=Attribution.USER, description=says)

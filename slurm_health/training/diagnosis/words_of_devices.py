@@ -18,7 +18,8 @@ LEAVE = (
     "leave the node out (sbatch --exclude, or --nodelist without it) and tell your administrator"
 )
 BLOCKING = (
-    "run it once with CUDA_LAUNCH_BLOCKING=1; if it fails on one node only, have that node checked"
+    "run it once with CUDA_LAUNCH_BLOCKING=1 (ROCm: AMD_SERIALIZE_KERNEL=3); if it fails on one"
+    " node only, have that node checked"
 )
 
 # Of PyTorch's sentence about a full GPU, in the order of its releases:
@@ -92,10 +93,10 @@ DEVICES: tuple[Row, ...] = (
         r"CUDA (?:driver )?error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
         r"|[Cc]uda failure (?:\d+ )?'out of memory'|Failed to CUDA c\w*alloc"
         r"|HSA_STATUS_ERROR_OUT_OF_RESOURCES",
-        "CUDA got no memory on the GPU for work of its own: this program or another one on the"
-        " same GPU has used it up, or the GPU is broken",
-        "look at what else uses the GPU (nvidia-smi); if it fails on one node only, have that"
-        " node checked",
+        "CUDA or ROCm got no memory on the GPU for work of its own: this program or another one on"
+        " the same GPU has used it up, or the GPU is broken",
+        "look at what else uses the GPU (nvidia-smi, amd-smi); if it fails on one node only, have"
+        " that node checked",
         on=On.CRASH,
     ),
     Row(

@@ -95,19 +95,22 @@ def registered(allowance: Callable[[], Allowance] = Allowance) -> Registered:
         return Registered()
     failed: dict[str, str] = {}
     allowed = allowance()
-    with _time_limit(_LOAD_S):
-        collectors = tuple(_loaded(points, COLLECTOR_POINTS, DataCollector, failed))
-        makers: list[tuple[str, OperatorMaker]] = [
-            (made.name, made)
-            for made in _loaded(points, OPERATOR_POINTS, InferenceOperator, failed)
-        ]
-        for diagnostician in _loaded(points, DIAGNOSTICIAN_POINTS, Diagnostician, failed):
-            asked = partial(AskedDiagnostician, diagnostician=diagnostician)
-            makers.append((type(diagnostician).__name__, asked))
+    collectors: list[DataCollector] = []
+    makers: list[tuple[str, OperatorMaker]] = []
+    try:
+        with _time_limit(_LOAD_S):
+            collectors += _loaded(points, COLLECTOR_POINTS, DataCollector, failed)
+            made = _loaded(points, OPERATOR_POINTS, InferenceOperator, failed)
+            makers += ((operator.name, operator) for operator in made)
+            for diagnostician in _loaded(points, DIAGNOSTICIAN_POINTS, Diagnostician, failed):
+                asked = partial(AskedDiagnostician, diagnostician=diagnostician)
+                makers.append((type(diagnostician).__name__, asked))
+    except TimeoutError as err:  # between two of them
+        failed["entry points"] = f"cannot be loaded: {err}"
     operators = tuple(
         partial(InChild, made=made, name=name, allowance=allowed) for name, made in makers
     )
-    return Registered(collectors, operators, failed)
+    return Registered(tuple(collectors), operators, failed)
 
 
 def _listed() -> bytes:

@@ -114,12 +114,12 @@ def test_a_supervisor_that_is_killed_leaves_no_monitor(bench: Bench) -> None:
 def test_signals_for_the_script_do_not_end_its_monitor(bench: Bench) -> None:
     process = start(bench, TRAINS)
     eventually(lambda: agents(bench), "an agent")
-    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGPIPE, signal.SIGTERM):
         for pid in running(bench, WATCH):
+            status = Path(f"/proc/{pid}/status").read_text()
+            assert int(status.partition("SigIgn:")[2].split()[0], 16) >> number - 1 & 1, number
             os.kill(pid, number)
-    for pid in running(bench, WATCH):
-        os.kill(pid, signal.SIGTERM)
+    assert len(running(bench, WATCH)) == 2
     (bench.directory / "end").touch()
-
     assert bench.finish(process)[0] == 5
     assert agents(bench) == []
