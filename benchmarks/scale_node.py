@@ -157,9 +157,9 @@ class PlayedBell(Bell):
         self._node = node
         self.rings = False
 
-    def ring(self) -> None:
+    def ring(self, begins: int, lines: bytes) -> None:
         """Tell the master."""
-        self._node.rings()
+        self._node.rings(b"".join(orders.rings(self._node.name, begins, lines)))
 
     def rang(self) -> bool:
         """Tell whether the master has rung."""
@@ -177,8 +177,8 @@ class World(Protocol):
     def at(self, when_s: float, node: Node) -> None:
         """Wake a node at this time."""
 
-    def rings(self, name: str) -> None:
-        """Let the master hear that a node has written."""
+    def rings(self, data: bytes) -> None:
+        """Let the master hear what a node has written."""
 
     def number(self) -> int:
         """Return a number that grows, to keep what happens at the same time in order."""
@@ -255,9 +255,9 @@ class Node:
             self.agent.sign_off()
             self.agent = None
 
-    def rings(self) -> None:
+    def rings(self, data: bytes) -> None:
         """Let the master hear of this node."""
-        self._cluster.rings(self.name)
+        self._cluster.rings(data)
 
     def hears(self) -> None:
         """Let the agent hear that there are orders."""

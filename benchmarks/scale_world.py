@@ -41,8 +41,9 @@ class Cluster:
         self.settings = settings
         self.groups_now = groups_now
         self.bell_works = bell_works
-        self._rung: set[str] = set()
-        self._heard_of: set[str] = set()  # the nodes whose news the master has not read
+        self._rung: list[bytes] = []
+        self._ringers = orders.Ringers()
+        self._heard_of: set[str] = set()  # the nodes whose files the master is to read
         self.awake: Node | None = None
         self.seed = seed
         self.clock = clock
@@ -91,10 +92,10 @@ class Cluster:
             }
         return self._groups[meeting["prefix"].split("/", 1)[1]]
 
-    def rings(self, name: str) -> None:
-        """Let the master hear that a node has written."""
+    def rings(self, data: bytes) -> None:
+        """Let the master hear what a node has written."""
         if self.bell_works:
-            self._rung.add(name)
+            self._rung.append(data)
 
     def _heard(self, file: str) -> bool:
         """Tell whether whoever opens this file to read it was told that it has news."""
@@ -137,7 +138,7 @@ class Cluster:
                 for node in self.nodes.values():
                     node.hears()
 
-    def wait(self, timeout_s: float, gather_s: float) -> set[str]:
+    def wait(self, timeout_s: float, gather_s: float) -> list[orders.News]:
         """Let everything happen that happens while the master waits."""
         with self._agents_at_work():
             began_s = self.clock.now_s
@@ -153,9 +154,10 @@ class Cluster:
                 self.clock.now_s = max(at_s, self._told_s)
                 node.wake(at_s)
             self.clock.now_s = max(began_s, until_s)
-            rung, self._rung = self._rung, set()
-        self._heard_of |= rung
-        return rung
+            rung, self._rung = self._rung, []
+        news = self._ringers.rung(b"".join(rung))
+        self._heard_of |= {one.node for one in news if not one.data}
+        return news
 
     def poll(self) -> list[AgentsLost]:
         """Return nothing: no agent ends by itself."""

@@ -10,10 +10,11 @@ differs between nodes. After a line with `rows` come that many, of `width` bytes
 of the nodes' names. The rows of the first line are the names themselves, so that an agent knows its
 number; those of a round are `group address port`, empty for who takes no part.
 
-The doorbell says that there is something new to read, and no more. Its channel is there already:
-the standard streams of the step, which srun forwards. An agent that has written prints a line with
-its node's name; the master that has written sends a line to all. Nothing waits for it: a ring that
-is lost, torn or late costs time, because each side also looks by itself now and then.
+The doorbell says that there is something new to read. Its channel is there already: the standard
+streams of the step, which srun forwards. The master that has written sends a line to all. An agent
+that has written prints its node's name, and after it what it wrote, so that the master need not
+open a file for each node. The file is the truth, and is written first. Nothing waits for a ring:
+one that is lost, torn or late costs time, because each side also looks by itself now and then.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ import contextlib
 import errno
 import io
 import os
+import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,8 +42,12 @@ NAME = "orders.txt"
 # A line is read with what follows it, up to this: seldom more than one read.
 _AHEAD_BYTES = 2048
 _RING = b"slurm-health: news of "
+_NEWS = re.compile(_RING + rb"(\S+)(?: (\d{1,18})(\+?) (.*))?")
 _ALL = b"slurm-health: news\n"
 _MOST_BYTES = 65536  # of what is read at once, and kept of a line that does not end
+# Slurm forwards lines of up to 1,024 bytes whole (io_hdr.h), and tears longer ones.
+_PIECE_BYTES = 640  # and the name of a node, of up to 255
+_MOST_RUNG_BYTES = 32768  # what was written beyond this stays in the file; a pipe holds twice that
 _Numbers = list[tuple[int, int]]  # nodes by their numbers, as ranges: first and last
 
 
@@ -256,11 +262,19 @@ class OrderReader:
                 return other
 
 
+class News(NamedTuple):
+    """Bytes of a node's file, from `begins` on; without any, all there is is to be read."""
+
+    node: str
+    begins: int = 0
+    data: bytes = b""
+
+
 class Bell:
     """An agent's end of it: standard input and output, where they are pipes or sockets."""
 
     def __init__(self, node: str, inward: int = 0, outward: int = 1) -> None:
-        self._line = _RING + node.encode() + b"\n"
+        self._name = node
         self._inward = inward if _carries(inward) else None
         self._outward = outward if _carries(outward) else None
 
@@ -269,11 +283,15 @@ class Bell:
         """What becomes readable when the master rings; None when it can do so no more."""
         return self._inward
 
-    def ring(self) -> None:
-        """Tell the master that this node has written. Nothing is waited for."""
+    def ring(self, begins: int, lines: bytes) -> None:
+        """Tell the master what this node has written to its file, and where that begins there.
+
+        Nothing is waited for.
+        """
         if self._outward is not None:
             with contextlib.suppress(OSError):  # full of unread rings, or closed
-                os.write(self._outward, self._line)
+                for ring in rings(self._name, begins, lines):
+                    os.write(self._outward, ring)
 
     def rang(self) -> bool:
         """Return whether the master has rung since the last call."""
@@ -293,19 +311,35 @@ class Bell:
         return rung
 
 
+def rings(node: str, begins: int, lines: bytes) -> Iterator[bytes]:
+    """Yield the lines that tell the master what a node has written, or only that it has."""
+    ring = _RING + node.encode()
+    if len(lines) > _MOST_RUNG_BYTES:
+        yield ring + b"\n"
+        return
+    for line in lines.split(b"\n")[:-1]:
+        for at in range(0, len(line) + 1, _PIECE_BYTES):
+            more = b"+" if at + _PIECE_BYTES <= len(line) else b""
+            yield b"%s %d%s %s\n" % (ring, begins + at, more, line[at : at + _PIECE_BYTES])
+        begins += len(line) + 1
+
+
 class Ringers:
-    """The master's reading of one stream: whose rings have arrived."""
+    """The master's reading of one stream: whose rings have arrived, and with what."""
 
     def __init__(self) -> None:
         self._lines = LineBuffer(_MOST_BYTES)
 
-    def rung(self, data: bytes) -> list[str]:
-        """Return the nodes in whole lines of rings; other lines say nothing."""
-        return [
-            line.removeprefix(_RING).decode(errors="replace")
-            for line in self._lines.feed(data)
-            if line.startswith(_RING)
-        ]
+    def rung(self, data: bytes) -> list[News]:
+        """Return the news in whole lines of rings; other lines say nothing."""
+        news = []
+        for line in self._lines.feed(data):
+            if match := _NEWS.fullmatch(line):
+                node, begins, more, piece = match.groups()
+                name = node.decode(errors="replace")
+                data = b"" if begins is None else piece if more else piece + b"\n"
+                news.append(News(name, int(begins or 0), data))
+        return news
 
 
 def ring_all(outward: int) -> None:

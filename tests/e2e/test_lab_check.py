@@ -86,7 +86,7 @@ print()
 print("slurm-health: news of n9", flush=True)
 while not bell.rang():
     time.sleep(0.01)
-bell.ring()
+bell.ring(0, b"{}\\n")
 sys.stdin.read()
 """
 MASTER = f"""
@@ -102,7 +102,7 @@ launcher.start(0, nodes)
 rung, give_up = set(), time.monotonic() + 60
 while rung != set(nodes) and time.monotonic() < give_up:
     launcher.ring()
-    rung |= launcher.wait(0.5, 0.0)
+    rung |= {{news.node for news in launcher.wait(0.5, 0.0)}}
 print(sorted(rung))
 launcher.stop(0.0)
 """

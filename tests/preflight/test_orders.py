@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_health.preflight import orders
-from slurm_health.preflight.orders import Bell, Ringers, ring_all
+from slurm_health.preflight.orders import Bell, News, Ringers, ring_all, rings
 from slurm_health.records.records import (
     AgentsLaunched,
     Disposition,
@@ -26,8 +26,11 @@ from slurm_health.records.records import (
     RoundStarted,
     VerdictReached,
 )
+from slurm_health.system import journal
+from tests import strategies
+from tests.support.journals import Clock
 
-HERE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+HERE = settings(suppress_health_check=list(HealthCheck), max_examples=40)
 NODES = ("b", "a", "c10", "c9", "é")
 
 
@@ -217,14 +220,40 @@ def test_an_agent_hears_each_ring_once(ends: Ends) -> None:
     assert not bell.rang()
 
 
-@given(cuts=st.lists(st.integers(0, 200), max_size=5))
+@given(cuts=st.lists(st.integers(0, 900), max_size=5))
 def test_rings_that_come_in_pieces_are_heard_whole(cuts: list[int]) -> None:
-    data = b"x\nslurm-health: news of n1\nnonsense\nslurm-health: news of n22\n"
-    ringers, rung = Ringers(), []
+    long, short = b"{" + 700 * b"y" + b"}\n", b"{}\n"
+    rung_of = [b"x\nslurm-health: news of n1\nnonsense\n", *rings("n22", 7, long + short)]
+    data, rung = b"".join(rung_of), list[News]()
+    ringers = Ringers()
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     for start, end in itertools.pairwise(edges):
         rung += ringers.rung(data[start:end])
-    assert rung == ["n1", "n22"]
+    assert rung[0] == News("n1")
+    assert [begins for _, begins, _ in rung[1:]] == [7, 647, 710]
+    assert b"".join(piece for _, _, piece in rung[1:]) == long + short
+    assert max(map(len, rung_of)) < 1024
+
+
+@HERE
+@given(
+    st.lists(st.lists(strategies.records(), min_size=1, max_size=3), min_size=1, max_size=4),
+    st.data(),
+)
+def test_of_what_is_heard_in_part_nothing_is_missed_or_read_twice(
+    tmp_path: Path, writes: list[list[Record]], data: st.DataObject
+) -> None:
+    journal.path_of(tmp_path, "n1").unlink(missing_ok=True)
+    writer, reader = journal.Writer(tmp_path, "n1", Clock()), journal.Reader(tmp_path, "n1")
+    read = []
+    for number, written in enumerate(writes, 1):
+        rung = Ringers().rung(b"".join(rings("n1", *writer.append(*written))))
+        for _, begins, piece in rung:
+            if number == len(writes) or data.draw(st.booleans()):
+                reader.hear(begins, piece)
+        heard = number == len(writes) or data.draw(st.booleans())
+        read += next(journal.read_new_of(tmp_path, [reader], heard=heard))
+    assert [entry.record for entry in read] == list(itertools.chain(*writes))
 
 
 @given(data=st.binary(max_size=300))
@@ -232,7 +261,7 @@ def test_whatever_an_agent_prints_is_no_error(data: bytes) -> None:
     ringers = Ringers()
     ringers.rung(data)
     ringers.rung(b"\n")
-    assert ringers.rung(b"slurm-health: news of n1\n") == ["n1"]
+    assert ringers.rung(b"slurm-health: news of n1\n") == [News("n1")]
 
 
 def test_nobody_waits_where_a_pipe_is_full(ends: Ends) -> None:
@@ -240,7 +269,7 @@ def test_nobody_waits_where_a_pipe_is_full(ends: Ends) -> None:
     bell = Bell("n1", agent_in, agent_out)
     os.set_blocking(master_out, False)
     for _ in range(20_000):  # more than a pipe holds
-        bell.ring()
+        bell.ring(0, b"{}\n")
         ring_all(master_out)
     assert bell.rang()
 
@@ -250,7 +279,7 @@ def test_a_bell_whose_other_end_is_gone_is_silent(ends: Ends) -> None:
     bell = Bell("n1", agent_in, agent_out)
     os.close(master_out)
     os.close(master_in)
-    bell.ring()
+    bell.ring(0, b"{}\n")
     assert not bell.rang()
     assert bell.descriptor is None
 
@@ -258,7 +287,7 @@ def test_a_bell_whose_other_end_is_gone_is_silent(ends: Ends) -> None:
 def test_a_file_or_nothing_is_no_bell(tmp_path: Path) -> None:
     with (tmp_path / "out").open("w+") as file:
         bell = Bell("n1", file.fileno(), file.fileno())
-        bell.ring()
+        bell.ring(0, b"{}\n")
         assert (bell.descriptor, bell.rang()) == (None, False)
         assert file.tell() == 0
     assert Bell("n1", 9999, 9999).descriptor is None

@@ -167,8 +167,7 @@ class Agent:
     def _say(self, *new: records.Record) -> None:
         """Write records, after those that waited for others to be written with."""
         unsaid, self._unsaid = self._unsaid, []
-        self._writer.append(*unsaid, *new)
-        self._bell.ring()
+        self._bell.ring(*self._writer.append(*unsaid, *new))
 
     def sign_off(self, held: str = "") -> None:
         """Write the last word, with what cannot be ended here.

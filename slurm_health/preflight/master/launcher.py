@@ -11,13 +11,13 @@ import re
 import selectors
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
 from slurm_health.preflight.agent.node_facts import environ_of_each, visible_devices
-from slurm_health.preflight.orders import Ringers, ring_all
+from slurm_health.preflight.orders import News, Ringers, ring_all
 from slurm_health.records.errors import SlurmCommandMissing, SlurmError
 from slurm_health.records.nodeset import expand, fold
 from slurm_health.records.records import AgentsLost, LossCause
@@ -38,8 +38,7 @@ _GRACE_S = 2.0  # after SIGTERM
 # later. So agents that end by SIGTERM are reported after this time only.
 JOB_END_S = 3.0
 
-# For doorbells that no process reads, such as while agents leave: 30 bytes for each of more nodes
-# than there are. Users may have this much by default (pipe(7)).
+# For rings that are not read at once. Users may have this much by default (pipe(7)).
 _PIPE_BYTES = 1 << 20
 
 AgentCommand = Callable[[int, str | None], list[str]]
@@ -64,8 +63,8 @@ class Launcher(Protocol):
     def ring(self) -> None:
         """Notify all agents of new orders. Never waits."""
 
-    def wait(self, timeout_s: float, gather_s: float) -> set[str]:
-        """Wait until a node rings, and `gather_s` for others to ring too; return these nodes.
+    def wait(self, timeout_s: float, gather_s: float) -> list[News]:
+        """Wait until a node rings, and `gather_s` for others to ring too; return their news.
 
         An agent that has written something new rings. Some rings get lost.
         """
@@ -101,18 +100,18 @@ class _Command:
         pipes = [self.process.stdout, self.process.stderr]
         return [pipe.fileno() for pipe in pipes if pipe and pipe.fileno() not in self.closed]
 
-    def receive(self, stream: int) -> Set[str]:
-        """Read a stream; return the nodes that rang."""
+    def receive(self, stream: int) -> list[News]:
+        """Read a stream; return the news of nodes that rang."""
         try:
             data = os.read(stream, 1 << 16)
         except BlockingIOError:
-            return set()
+            return []
         if not data:
             self.closed.add(stream)
         if self.process.stderr and stream == self.process.stderr.fileno():
             self.unread += self.lines.feed(data)
-            return set()
-        return self.members.intersection(self.ringers.rung(data))
+            return []
+        return [news for news in self.ringers.rung(data) if news.node in self.members]
 
     def read_lines(self) -> list[str]:
         """Return the new complete lines of standard error."""
@@ -175,9 +174,9 @@ class _Commands:
             assert command.process.stdin is not None
             ring_all(command.process.stdin.fileno())
 
-    def wait(self, timeout_s: float, gather_s: float) -> set[str]:
-        """Wait for rings or output, and `gather_s` for more of them; return the nodes that rang."""
-        rung: set[str] = set()
+    def wait(self, timeout_s: float, gather_s: float) -> list[News]:
+        """Wait for rings or output, and `gather_s` for more of them; return what was rung."""
+        rung: list[News] = []
         until_s = time.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
             for command in self._commands:
@@ -187,7 +186,7 @@ class _Commands:
                 left_s = until_s - time.monotonic()
                 ready = selector.select(max(0.0, left_s))
                 for key, _ in ready:
-                    rung |= key.data.receive(key.fd)
+                    rung += key.data.receive(key.fd)
                     if key.fd in key.data.closed:
                         selector.unregister(key.fd)
                 if not ready or left_s <= 0.0:
@@ -196,8 +195,15 @@ class _Commands:
 
     def stop(self, leave_s: float = LEAVE_S) -> None:
         """Let the agents leave, or end them; log the nodes whose agents left too late."""
+        until_s = time.monotonic() + leave_s
+        left_s = leave_s
+        while left_s > 0.0 and any(command.streams for command in self._commands):
+            self.wait(left_s, 0.0)  # srun ends once what agents have printed is read
+            left_s = until_s - time.monotonic()
         late = processes.end_sessions(
-            [command.process for command in self._commands], leave_s=leave_s, grace_s=_GRACE_S
+            [command.process for command in self._commands],
+            leave_s=max(0.0, left_s),
+            grace_s=_GRACE_S,
         )
         if leave_s and late:
             nodes = [node for c in self._commands if c.process in late for node in c.nodes]

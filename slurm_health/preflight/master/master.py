@@ -35,7 +35,8 @@ BELL_POLL_S = 1.0
 # The wait for further rings after the first, and its steps: what follows goes through all nodes.
 GATHER_S_PER_NODE = 20e-6
 GATHER_STEP_S = 0.002
-# Files are read meanwhile, this many at a time: opening them in threads pays off from there.
+# What has arrived is taken in meanwhile, for this many nodes at a time: opening files, if that is
+# needed, in threads pays off from there.
 READ_TOGETHER = 2048
 # A waiting master writes a record this often. Without one for `SILENCE_S` agents take it for dead:
 # longer than it takes to load numpy from a cold filesystem, its longest pause.
@@ -174,7 +175,11 @@ class Master:
         step = self._controller.next_step(self._clock())
         if isinstance(step, Wait) or isinstance(step[0], records.AgentsLaunched):
             return step
-        if self._read(self.state.unreported()):
+        concerned = self.state.unreported()
+        aborts = [record for record in step if isinstance(record, records.GroupAborted)]
+        if stopped := {node for abort in aborts for node in abort.group}:
+            concerned = [node for node in concerned if node in stopped]
+        if self._read(concerned):
             step = self._controller.next_step(self._clock())
         return step
 
@@ -194,9 +199,19 @@ class Master:
         mute = len(self._mute())
         look_s = self._looked_s + (poll_interval_s(mute) if mute else BELL_POLL_S) - now_s
         wait_s = max(0.001, min(look_s, BELL_POLL_S, step.until_s - now_s))
-        self._rung |= self._launcher.wait(wait_s, GATHER_STEP_S)
-        if self._rung:
+        if self._hear(wait_s):
             self._gather()
+
+    def _hear(self, timeout_s: float) -> set[str]:
+        """Wait for rings, and return the nodes of which all or a whole line has arrived."""
+        rung = set()
+        for node, begins, data in self._launcher.wait(timeout_s, GATHER_STEP_S):
+            reader = self._readers[node]
+            reader.hear(begins, data)
+            if reader.gap or data.endswith(b"\n"):
+                rung.add(node)
+        self._rung |= rung
+        return rung
 
     def _gather(self) -> None:
         """Let the others ring too, who are about as far: what follows goes through all nodes.
@@ -208,9 +223,7 @@ class Master:
         while missing and (left_s := until_s - self._clock()) > 0.0:
             if len(self._rung) >= READ_TOGETHER:
                 self._read_rung()
-            rung = self._launcher.wait(left_s, GATHER_STEP_S)
-            self._rung |= rung
-            missing -= rung
+            missing -= self._hear(left_s)
 
     def _mute(self) -> list[str]:
         """Return the nodes that the run waits for and whose rings do not arrive."""
@@ -280,7 +293,7 @@ class Master:
     def _read_rung(self) -> None:
         rung, self._rung = self._rung, set()
         self._ringing |= rung
-        self._read(list(rung))
+        self._read(list(rung), heard=True)
 
     def _due(self, now_s: float) -> set[str]:
         """Name the nodes whose files are to be read though they did not ring.
@@ -297,13 +310,13 @@ class Master:
         self._looked_s = now_s
         return set(mute)
 
-    def _read(self, nodes: Sequence[str]) -> set[str]:
-        """Take in what is new in these nodes' files; return who has written something."""
+    def _read(self, nodes: Sequence[str], *, heard: bool = False) -> set[str]:
+        """Take in what is new of these nodes, `heard` or in their files; return who has news."""
         if not nodes:
             return set()
         readers = [self._readers[node] for node in nodes]
         wrote = set()
-        news = journal.read_new_of(self._directory, readers)
+        news = journal.read_new_of(self._directory, readers, heard=heard)
         for node, entries in zip(nodes, news, strict=True):
             if entries:
                 wrote.add(node)

@@ -158,8 +158,10 @@ class Writer:
         except OSError as err:
             raise unusable(self.path, "written", err) from err
 
-    def append(self, *records: Record) -> None:
+    def append(self, *records: Record) -> tuple[int, bytes]:
         """Append records as whole lines, in order, and make them visible to other nodes.
+
+        Return where in the file they begin, and what was written.
 
         Raises:
             JournalError: the file cannot be written, or only a part of the records.
@@ -169,7 +171,7 @@ class Writer:
             entry_id = f"{self._name}:{self._next}"
             lines += encode(record, entry_id=entry_id, time_s=round(self._clock(), 4))
             self._next += 1
-        self._write(lines)
+        return self._write(lines)
 
     def copy(self, lines: bytes) -> None:
         """Append whole lines that the writer of this file has made elsewhere, as `append` does.
@@ -180,39 +182,51 @@ class Writer:
         self._next += lines.count(b"\n")
         self._write(lines)
 
-    def _write(self, lines: bytes) -> None:
+    def _write(self, lines: bytes) -> tuple[int, bytes]:
         try:
             with opened(self.path.parent, os.geteuid()) as run:
                 try:
-                    self._write_in(run, lines)
+                    return self._write_in(run, lines)
                 except FileNotFoundError:
-                    self._write_in(run, lines, make=True)
+                    return self._write_in(run, lines, make=True)
         except OSError as err:
             raise unusable(self.path, "written", err) from err
 
-    def _write_in(self, run: int, lines: bytes, *, make: bool = False) -> None:
+    def _write_in(self, run: int, lines: bytes, *, make: bool = False) -> tuple[int, bytes]:
         flags = os.O_RDWR | os.O_APPEND
         with private_files.opened(run, self.path.name, flags, make=make) as file:
             size = os.fstat(file).st_size
             if size > 0 and os.pread(file, 1, size - 1) != b"\n":
                 lines = b"\n" + lines  # ends the torn line of a dead writer
-            while lines:
-                lines = lines[os.write(file, lines) :]
+            left = lines
+            while left:
+                left = left[os.write(file, left) :]
             os.fsync(file)
+        return size, lines
 
 
 class Reader:
     """Reads one file from its last position on. A torn last line is left for later.
 
     With `of_anybody` the file may be another user's. `damaged` counts the lines that were no
-    records, and were skipped.
+    records, and were skipped. `gap` tells that there is more in the file than was heard.
     """
 
     def __init__(self, directory: Path, writer: str, *, of_anybody: bool = False) -> None:
         self.path = path_of(directory, writer)
         self._owner = None if of_anybody else os.geteuid()
         self._offset = 0
+        self._heard = b""  # from the last position on
+        self.gap = False
         self.damaged = 0
+
+    def hear(self, begins: int, data: bytes) -> None:
+        """Take note of bytes of the file that came another way; without `data` only of a gap."""
+        known = self._offset + len(self._heard)
+        if data and begins == known:
+            self._heard += data
+        elif not data or begins + len(data) > known:
+            self.gap = True
 
     def read_new(self) -> list[Entry]:
         """Return the entries since the last call; none without a file.
@@ -237,6 +251,7 @@ class Reader:
         Raises:
             JournalError: the file is there and cannot be read, or is not to be trusted.
         """
+        self.gap = False
         try:
             return private_files.read(run, self.path.name, offset=self._offset, owner=self._owner)
         except FileNotFoundError:
@@ -247,13 +262,15 @@ class Reader:
             raise unusable(self.path, "read", err) from err
 
     def take(self, data: bytes) -> list[Entry]:
-        """Return the entries in fetched bytes.
+        """Return the entries in fetched bytes, or in those heard where these are more.
 
         Raises:
             RecordTooNew: a newer slurm-health wrote here.
         """
+        data = max(data, self._heard, key=len)
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
+        self._heard = data[len(whole) :]
         entries = []
         for line in whole.splitlines():
             try:
@@ -265,20 +282,28 @@ class Reader:
         return entries
 
 
-def read_new_of(directory: Path, readers: Sequence[Reader]) -> Iterator[list[Entry]]:
+def read_new_of(
+    directory: Path, readers: Sequence[Reader], *, heard: bool = False
+) -> Iterator[list[Entry]]:
     """Yield the new entries of several files of one run, which are read in parallel.
+
+    With `heard`, a file is read only if something is missing in what was heard of it.
 
     Raises:
         RecordTooNew: a newer slurm-health wrote there.
         JournalError: a file is there and cannot be read, or is not to be trusted.
     """
-    try:
-        with opened(directory, os.geteuid()) as run:
-            fetched = for_each(lambda reader: reader.fetch(run), readers)
-    except OSError as err:
-        raise unusable(directory, "read", err) from err
-    for reader, data in zip(readers, fetched, strict=True):
-        yield reader.take(data)
+    unheard = [reader for reader in readers if reader.gap or not heard]
+    fetched: Iterable[bytes] = ()
+    if unheard:
+        try:
+            with opened(directory, os.geteuid()) as run:
+                fetched = for_each(lambda reader: reader.fetch(run), unheard)
+        except OSError as err:
+            raise unusable(directory, "read", err) from err
+    data_of = dict(zip(unheard, fetched, strict=True))
+    for reader in readers:
+        yield reader.take(data_of.get(reader, b""))
 
 
 def read_all(directory: Path, writer: str, *, of_anybody: bool = False) -> list[Entry]:

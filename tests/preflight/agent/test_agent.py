@@ -371,8 +371,10 @@ def test_an_agent_that_hears_the_bell_looks_at_once_and_rings_when_it_has_writte
 
     with agent.stdin, agent.stdout:
         rings = Ringers().rung(agent.stdout.read())
-    assert set(rings) == {"n1"}
-    assert len(rings) >= 4  # it is there, its workers are ready, and a report of each round
+    assert {news.node for news in rings} == {"n1"}
+    rung = b"".join(news.data for news in rings)
+    assert journal.path_of(stage.directory, "n1").read_bytes().startswith(rung)
+    assert rung.count(b'"node_reported"') == 2
 
 
 @pytest.mark.parametrize("run_id", ["of another run", None])

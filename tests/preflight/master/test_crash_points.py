@@ -13,6 +13,7 @@ from slurm_health.preflight.decide.policy import Policy
 from slurm_health.preflight.job_spec import JobSpec
 from slurm_health.preflight.master.check_settings import CheckSettings
 from slurm_health.preflight.master.run_check import _check
+from slurm_health.preflight.orders import News
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.preflight.session.phases import phases
 from slurm_health.records.records import AgentsLost, VerdictReached
@@ -47,7 +48,7 @@ class NoLauncher:
     def ring(self) -> None:
         """Have nobody to tell."""
 
-    def wait(self, timeout_s: float, gather_s: float) -> set[str]:
+    def wait(self, timeout_s: float, gather_s: float) -> list[News]:
         raise AssertionError(f"waits {timeout_s} s and {gather_s} s for agents after the verdict")
 
     def stop(self, grace_s: float = 0.0) -> None:

@@ -284,7 +284,7 @@ from slurm_health.preflight.orders import Bell
 bell = Bell("{node}")
 while not bell.rang():
     time.sleep(0.01)
-bell.ring()
+bell.ring(0, b"{}\\n")
 time.sleep(60)
 """
 
@@ -295,16 +295,25 @@ def test_local_agents_hear_the_bell_and_are_heard_in_their_own_name(
 ) -> None:
     launcher = local(_RINGS_WHEN_RUNG.replace("{node}", named))
     launcher.start(0, ["n1"])
-    assert launcher.wait(0.1, 0.0) == set()
+    assert launcher.wait(0.1, 0.0) == []
 
     launcher.ring()
 
-    assert launcher.wait(wait_s, 0.0) == rung
+    assert {news.node for news in launcher.wait(wait_s, 0.0)} == rung
 
 
 def test_an_agent_that_prints_without_end_holds_nobody_up(local: Start) -> None:
     launcher = local("import os\nwhile True: os.write(1, b'y' * 4096)")
     launcher.start(0, ["n1"])
     for _ in range(3):
-        assert launcher.wait(0.5, 0.2) == set()
+        assert launcher.wait(0.5, 0.2) == []
     assert launcher.poll() == []
+
+
+def test_agents_that_print_much_as_they_leave_are_not_killed(
+    local: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    launcher = local("import os\nfor _ in range(600): os.write(1, b'y' * 4096)")
+    launcher.start(0, ["n1"])
+    launcher.stop(20.0)
+    assert caplog.text == ""

@@ -18,6 +18,7 @@ from slurm_health.preflight.master.master import (
     poll_interval_s,
 )
 from slurm_health.preflight.master.run_check import make_localizer
+from slurm_health.preflight.orders import News
 from slurm_health.preflight.session.controller import Controller
 from slurm_health.preflight.session.deadlines import TimeLimits
 from slurm_health.records.records import (
@@ -55,9 +56,9 @@ class IdleLauncher:
     def ring(self) -> None:
         pass
 
-    def wait(self, timeout_s: float, gather_s: float) -> set[str]:  # noqa: ARG002 - nobody rings
+    def wait(self, timeout_s: float, gather_s: float) -> list[News]:  # noqa: ARG002 - nobody rings
         self._sleep(timeout_s)
-        return set()
+        return []
 
     def stop(self, grace_s: float = 0.0) -> None:  # noqa: ARG002 - a launcher's signature
         self.stopped = True
@@ -142,15 +143,15 @@ class LosingLauncher(WritingLauncher):
 
     waits = 0
 
-    def wait(self, timeout_s: float, gather_s: float) -> set[str]:  # noqa: ARG002 - none is waited
+    def wait(self, timeout_s: float, gather_s: float) -> list[News]:  # noqa: ARG002 - none is waited
         self.waits += 1
         if self.waits == 1:
-            return set(NODES)
+            return [News(node) for node in NODES]
         if self.waits == 2:
             for node in NODES:
                 self.writers[node].append(ready(node))
         self.clock.now_s += READY_S + 0.5
-        return set()
+        return []
 
 
 class EndingLauncher(WritingLauncher):
@@ -168,9 +169,9 @@ class EndingLauncher(WritingLauncher):
             self.writers[node].append(measured(node, index=begun[-1].round)[0])
         return [AgentsLost(launch=0, nodes=[NODES[0]], reason="its step ended")]
 
-    def wait(self, timeout_s: float, gather_s: float) -> set[str]:  # noqa: ARG002 - none is waited
+    def wait(self, timeout_s: float, gather_s: float) -> list[News]:  # noqa: ARG002 - none is waited
         self.clock.now_s += timeout_s
-        return set() if self.ended else set(NODES)
+        return [] if self.ended else [News(node) for node in NODES]
 
 
 READY_S = 3.0
