@@ -473,8 +473,11 @@ class _Reader:
         failures = sorted(self._watchdogs.merged(failures), key=lambda failure: failure.at)
         if any(not failure.consequence for failure in failures):
             return failures
-        # A launcher's bare exit code adds nothing to ranks that only waited.
-        return [*(end for end in self._launched if end.signal or not failures), *failures]
+        # A bare exit code adds nothing to ranks that only waited, nor how their watchdogs end them.
+        ends = [end for end in self._launched if end.signal or not failures]
+        if failures:
+            ends = [end for end in ends if end.signal != ABORTED or end.at < failures[0].at]
+        return [*ends, *failures]
 
     def _mark_cut(self, ends: dict[int | None, RankFailure]) -> None:
         """Mark the end of a rank whose traceback breaks off: the end of the step cut it."""

@@ -108,7 +108,7 @@ EXCEPTIONS: tuple[Row, ...] = (
     Row(
         "wrong-shape",
         r"shapes cannot be multiplied|size mismatch|must match the size of tensor"
-        r"|mat1 and mat2|Expected [^/]{0,60}(size|shape|dimension)|shape '.*' is invalid"
+        r"|mat1 and mat2|Expected (?!param)[^/]{0,60}(size|shape|dimension)|shape '.*' is invalid"
         r"|Sizes of tensors must match|stack expects each tensor|inconsistent tensor size"
         r"|resize storage that is not resizable",
         "a tensor has the wrong shape",

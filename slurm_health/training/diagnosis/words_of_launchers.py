@@ -123,6 +123,7 @@ MISTAKES: tuple[Row, ...] = (
     _mistake(
         "step-refused",
         r"^There are not enough slots available in the system"  # of mpirun
+        r"|OMPI was not built with SLURM's PMI support"
         r"|^srun: error: Unable to create step for job \d+: (?:More processors requested"
         r"|Requested node configuration|Invalid generic resource|Memory required by task"
         r"|Invalid (?:node|partition|account|qos))|^srun: (?:unrecognized|invalid) option"
