@@ -101,7 +101,7 @@ DEVICES: tuple[Row, ...] = (
     ),
     Row(
         "device-assert",
-        r"device-side assert",
+        r"device-side assert|: block: \[[\d,]+\], thread: \[[\d,]+\] Assertion ",
         "a check in a GPU kernel failed, most often an index out of range",
         "run it once with CUDA_LAUNCH_BLOCKING=1 to see the operation; " + FIX,
         _USER,
@@ -218,6 +218,7 @@ DEVICES: tuple[Row, ...] = (
         "gpu-not-supported",
         r"no kernel image is available|NoBinaryForGpu|capability sm_\d+\w? is not compatible"
         r"|compiled with an unsupported toolchain|not compiled with CUDA enabled"
+        r"|error: invalid device function"
         r"|invalid value for --gpu-architecture|only supports Ampere|not support bfloat16"
         r"|Value 'sm_\w+' is not defined for option",
         "this PyTorch, or an extension of it, was built without support for the node's GPUs",
