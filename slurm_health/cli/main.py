@@ -6,6 +6,7 @@ Each command has a module, which is loaded when the command is called or describ
 
 from __future__ import annotations
 
+import gc
 import importlib
 import io
 import logging
@@ -67,7 +68,9 @@ class Commands(click.Group):
         """Return a command, None if there is none of that name."""
         if cmd_name not in _NAMES:
             return None
+        gc.disable()  # it finds nothing in what is being loaded, and takes its time
         module = importlib.import_module(f"slurm_health.cli.{_MODULES.get(cmd_name, cmd_name)}")
+        gc.enable()
         command = getattr(module, cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command
