@@ -267,7 +267,7 @@ def infer_hard(
         return 1 / (1 + np.exp(-logit))
     outcomes = [trials[number].bearing is Bearing.FAILED for number in tests]
     failed = np.array(outcomes + [True] * len(crashed), dtype=np.bool_)
-    graph = Graph.of(rows, sources.variables)
+    graph = Graph.of(rows, sources.variables, batch=1, grid=len(_FAILS))
     likelihood = np.log(np.where(failed, _FAILS[:, None], 1 - _FAILS[:, None]))[None]
     share, flaky, messages, bad = 0.02, _FLAKY, None, np.zeros(sources.variables)
     for turn in range(_TURNS):

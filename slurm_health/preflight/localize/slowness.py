@@ -17,6 +17,7 @@ import numpy as np
 
 from slurm_health.preflight.localize.belief_propagation import (
     NONE,
+    Beliefs,
     Floats,
     Graph,
     Ints,
@@ -153,8 +154,16 @@ class _Focus:
     graph: Graph
     messages: Numbers | None
     states: Floats
-    others: Floats
     well: Floats
+    beliefs: Beliefs | None = None  # as they were last renewed
+
+    @property
+    def others(self) -> Floats:
+        """The probability of each test that all of its sources except the k-th are well."""
+        others = np.ones((*self.well.shape, len(self.graph.sources)))
+        if self.beliefs is not None:
+            others[:, self.rows] = self.beliefs.others(FIRST_SLOW - 1)
+        return others
 
 
 @dataclass
@@ -163,7 +172,11 @@ class _Fit:
 
     estimate: _Estimate
     focus: _Focus
-    log_evidence: Floats
+
+    @property
+    def log_evidence(self) -> Floats:
+        beliefs = self.focus.beliefs
+        return np.zeros(len(self.estimate.share)) if beliefs is None else beliefs.log_evidence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +201,10 @@ class _Model:
             spikes=np.full(batch, _SPIKES),
             share=np.full(batch, 0.02),
         )
-        fit = _Fit(estimate, self._everything(batch), np.zeros(batch))
-        fit.log_evidence = self._propagate(fit.focus, estimate, with_paths=False)
+        fit = _Fit(estimate, self._everything(batch))
+        if data.first_path < data.variables:
+            # a bad leaf looks like as many bad paths, and the one must win
+            self._propagate(fit.focus, estimate, with_paths=False)
         for _ in range(_WIDE_TURNS):
             self._turn(fit)
         return fit
@@ -203,7 +218,7 @@ class _Model:
         return fit
 
     def _turn(self, fit: _Fit) -> None:
-        fit.log_evidence = self._propagate(fit.focus, fit.estimate)
+        self._propagate(fit.focus, fit.estimate)
         self._estimate(fit.estimate, fit.focus)
 
     @cached_property
@@ -214,25 +229,22 @@ class _Model:
         return [own[np.argsort(self.data.log_ms[own], kind="stable")] for own in tests]
 
     def _everything(self, batch: int) -> _Focus:
-        tests, width = self.data.sources.shape
+        tests = len(self.data.sources)
         return _Focus(
             rows=np.arange(tests),
-            graph=Graph.of(self.data.sources, self.data.variables),
+            graph=self._graph(self.data.sources, batch),
             messages=None,
             states=np.exp(self._log_prior(np.full(batch, 0.02))),
-            others=np.ones((batch, tests, width)),
             well=np.ones((batch, tests)),
         )
 
-    def _propagate(self, focus: _Focus, estimate: _Estimate, *, with_paths: bool = True) -> Floats:
-        """Renew the beliefs about the tests in focus; return the evidence.
+    def _graph(self, sources: Ints, batch: int) -> Graph:
+        return Graph.of(sources, self.data.variables, batch=batch, grid=len(self.states))
 
-        Paths come in last: a bad leaf looks like as many bad paths, and the one must win.
-        """
-        if not with_paths and self.data.first_path == self.data.variables:
-            return np.zeros(len(estimate.share))
+    def _propagate(self, focus: _Focus, estimate: _Estimate, *, with_paths: bool = True) -> None:
+        """Renew the beliefs about the tests in focus."""
         if not len(focus.rows):
-            return np.zeros(len(estimate.share))
+            return
         width = self.data.sources.shape[1]
         beliefs = propagate(
             focus.graph,
@@ -241,14 +253,11 @@ class _Model:
             sweeps=4 if self.data.few or width > 2 else 2,
             messages=focus.messages,
             damping=0.3 if self.data.few or width > 2 else 0.0,
-            tolerated=FIRST_SLOW - 1,
         )
-        focus.messages = beliefs.messages
+        focus.beliefs, focus.messages = beliefs, beliefs.messages
         concerned = focus.graph.present
         focus.states[:, :, concerned] = beliefs.states[:, :, concerned]
-        focus.others[:, focus.rows] = beliefs.others
         focus.well[:, focus.rows] = beliefs.well
-        return beliefs.log_evidence
 
     def _narrowed(self, focus: _Focus, estimate: _Estimate) -> _Focus:
         """Return the focus without the variables that fast tests have cleared."""
@@ -263,11 +272,10 @@ class _Model:
         cleared = total < _CLEARLY_WELL
         reduced = np.where((sources == NONE) | cleared[sources], NONE, sources)
         rows = np.flatnonzero((reduced != NONE).any(axis=1))
-        focus.others[:, :, :] = 1.0
         focus.well[:, :] = 1.0
-        messages = None if focus.messages is None else focus.messages[:, :, rows]
-        graph = Graph.of(reduced[rows], self.data.variables)
-        return _Focus(rows, graph, messages, focus.states, focus.others, focus.well)
+        messages = None if focus.messages is None else focus.messages[:, :, :, rows]
+        graph = self._graph(reduced[rows], len(focus.well))
+        return _Focus(rows, graph, messages, focus.states, focus.well)
 
     def _estimate(self, estimate: _Estimate, focus: _Focus) -> None:
         """Renew the estimates from the tests whose sources are believed to be well."""
