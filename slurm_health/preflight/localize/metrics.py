@@ -199,7 +199,7 @@ def _metric(
     floor = peers.floor if peers else middle(rows.floors)
     kind = _kinds(rounds, rows.crossing)
     counts = np.bincount(kind)
-    kept = (counts[kind] >= _LEAST_OF_A_KIND) | (len(counts) == 1)
+    kept = counts[kind] >= min(_LEAST_OF_A_KIND, int(counts.max()))
     expected_ms = settings.expected_ms.get(str(replace(name, part="")), math.inf)
     data = Observations(
         log_ms=rows.log_ms[kept],

@@ -60,6 +60,13 @@ def test_a_healthy_run_over_several_leaves_crosses_them_before_it_ends() -> None
     assert not accused(verdict)
 
 
+def test_a_run_with_two_good_tests_inside_leaves_and_two_across_them_comes_to_an_end() -> None:
+    faults = Faults(failing={"n1": 1.0}, silent=frozenset({"n6"}))
+    verdict, _ = judged(faults, nodes=NODES[:8], leaf=4, known=True)
+    assert accused(verdict) == {"n1"}
+    assert verdict.nodes["n6"].level is Level.INCONCLUSIVE
+
+
 def test_a_slow_uplink_is_named_and_of_the_nodes_behind_it_only_the_slow_one() -> None:
     verdict, _ = judged(Faults(leaves={"leaf3": 1.3}, network={"n25": 2.0}), known=True)
     assert [(leaf.ends, leaf.level) for leaf in verdict.leaves] == [(("leaf3",), Level.SLOW)]
