@@ -233,7 +233,7 @@ def _kinds(rounds: Ints, crossing: Ints) -> Ints:
     kinds = 0
     for side in (0, 1):
         here = crossing == side
-        own = [r for r in np.unique(rounds[here]) if (here & (rounds == r)).sum() >= _KIND_TESTS]
+        own = np.flatnonzero(np.bincount(rounds[here]) >= _KIND_TESTS)
         for begin, end in pairwise([-1, *own[1:], int(rounds.max()) + 1]):
             chosen = here & (rounds >= begin) & (rounds < end)
             kind[chosen] = kinds
@@ -263,7 +263,7 @@ def population_of(log_ms: Floats, devices: Ints, rounds: Ints, floor: float) -> 
     """
     order = np.argsort(rounds, kind="stable")
     above, by_round = log_ms[order], rounds[order]
-    for number in np.unique(by_round):
+    for number in np.flatnonzero(np.bincount(by_round)):  # np.unique would load numpy.ma
         above[by_round == number] -= middle(above[by_round == number])
     spread = lasting_spread(above, devices[order])
     floor = max(floor, float(np.expm1(_OUTSIDE * spread)))

@@ -207,7 +207,7 @@ def _suspicion_of(
     # Suspects were mostly slow with nodes that are no suspects. This is decided round by round:
     # suspects are tested with one another from then on, which shows nothing about the others.
     suspect = np.zeros(nodes, dtype=np.bool_)
-    for number in np.unique(pairs.round):
+    for number in np.flatnonzero(np.bincount(pairs.round)):
         slow, fast = np.zeros(nodes), np.zeros(nodes)
         for node, partner in (pairs.ends.T, pairs.ends.T[::-1]):
             counts = (pairs.round <= number) & ~suspect[partner]
