@@ -278,30 +278,6 @@ def test_a_local_agent_that_ends_is_lost_with_its_last_words(
     assert (lost.cause, lost.reason) == (cause, reason)
 
 
-_RINGS_WHEN_RUNG = """
-import time
-from slurm_health.preflight.orders import Bell
-bell = Bell("{node}")
-while not bell.rang():
-    time.sleep(0.01)
-bell.ring(0, b"{}\\n")
-time.sleep(60)
-"""
-
-
-@pytest.mark.parametrize(("named", "wait_s", "rung"), [("n1", 30.0, {"n1"}), ("n7", 2.0, set())])
-def test_local_agents_hear_the_bell_and_are_heard_in_their_own_name(
-    local: Start, named: str, wait_s: float, rung: set[str]
-) -> None:
-    launcher = local(_RINGS_WHEN_RUNG.replace("{node}", named))
-    launcher.start(0, ["n1"])
-    assert launcher.wait(0.1, 0.0) == []
-
-    launcher.ring()
-
-    assert {news.node for news in launcher.wait(wait_s, 0.0)} == rung
-
-
 def test_an_agent_that_prints_without_end_holds_nobody_up(local: Start) -> None:
     launcher = local("import os\nwhile True: os.write(1, b'y' * 4096)")
     launcher.start(0, ["n1"])
