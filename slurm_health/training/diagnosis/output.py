@@ -474,10 +474,11 @@ class _Reader:
         if any(not failure.consequence for failure in failures):
             return failures
         # A bare exit code adds nothing to ranks that only waited, nor how their watchdogs end them.
-        ends = [end for end in self._launched if end.signal or not failures]
+        by_others = [end for end in self._launched if end.signal or not failures]
         if failures:
-            ends = [end for end in ends if end.signal != ABORTED or end.at < failures[0].at]
-        return [*ends, *failures]
+            at = failures[0].at
+            by_others = [end for end in by_others if end.signal != ABORTED or end.at < at]
+        return [*by_others, *failures]
 
     def _mark_cut(self, ends: dict[int | None, RankFailure]) -> None:
         """Mark the end of a rank whose traceback breaks off: the end of the step cut it."""
