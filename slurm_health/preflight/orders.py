@@ -13,7 +13,7 @@ number; those of a round are `group address port`, empty for who takes no part.
 The doorbell says that there is something new to read. Its channel is there already: the standard
 streams of the step, which srun forwards. The master that has written sends a line to all. An agent
 that has written prints its node's name, and after it what it wrote, so that the master need not
-open a file for each node. The file is the truth, and is written first. Nothing waits for a ring:
+open a file for every node. The file is the truth, and is written first. Nothing waits for a ring:
 one that is lost, torn or late costs time, because each side also looks by itself now and then.
 """
 
@@ -312,7 +312,7 @@ class Bell:
 
 
 def rings(node: str, begins: int, lines: bytes) -> Iterator[bytes]:
-    """Yield the lines that tell the master what a node has written, or only that it has."""
+    """Yield the lines of a ring: what a node has written, or only that it has."""
     ring = _RING + node.encode()
     if len(lines) > _MOST_RUNG_BYTES:
         yield ring + b"\n"

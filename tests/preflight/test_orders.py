@@ -202,7 +202,7 @@ def test_an_agent_hears_each_ring_once(ends: Ends) -> None:
 
 
 @given(cuts=st.lists(st.integers(0, 900), max_size=5))
-def test_rings_that_come_in_pieces_are_heard_whole(cuts: list[int]) -> None:
+def test_rings_that_come_in_pieces_are_received_whole(cuts: list[int]) -> None:
     long, short = b"{" + 700 * b"y" + b"}\n", b"{}\n"
     rung_of = [b"x\nslurm-health: news of n1\nnonsense\n", *rings("n22", 7, long + short)]
     ringers, data, rung = Ringers(), b"".join(rung_of), list[News]()
@@ -217,7 +217,7 @@ def test_rings_that_come_in_pieces_are_heard_whole(cuts: list[int]) -> None:
 
 @HERE
 @given(st.lists(st.lists(strategies.records(), min_size=1, max_size=3), min_size=1), st.data())
-def test_of_what_is_heard_in_part_nothing_is_missed_or_read_twice(
+def test_of_what_is_received_in_part_nothing_is_missed_or_read_twice(
     tmp_path: Path, writes: list[list[Record]], data: st.DataObject
 ) -> None:
     journal.path_of(tmp_path, "n1").unlink(missing_ok=True)
@@ -227,9 +227,9 @@ def test_of_what_is_heard_in_part_nothing_is_missed_or_read_twice(
         rung = Ringers().rung(b"".join(rings("n1", *writer.append(*written))))
         for _, begins, piece in rung:
             if number == len(writes) or data.draw(st.booleans()):
-                reader.hear(begins, piece)
-        heard = number == len(writes) or data.draw(st.booleans())
-        read += next(journal.read_new_of(tmp_path, [reader], heard=heard))
+                reader.receive(begins, piece)
+        received = number == len(writes) or data.draw(st.booleans())
+        read += next(journal.read_new_of(tmp_path, [reader], received=received))
     assert [entry.record for entry in read] == list(itertools.chain(*writes))
 
 

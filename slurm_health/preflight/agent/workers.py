@@ -51,7 +51,7 @@ _ENVIRON = {
     # torch 2.6 keeps its events in a cache of the thread that made them, and gives them back to it
     # when that thread has ended, as those in which groups are formed have: the heap is corrupted.
     "TORCH_NCCL_CUDA_EVENT_CACHE": "0",
-    # Threads that wait for each other at every product are not to burn what others have of the
+    # Threads that wait for one another at every product are not to burn what others have of the
     # processors meanwhile: beside them the same product takes three times the processor time.
     "OMP_WAIT_POLICY": "PASSIVE",
 }

@@ -38,11 +38,11 @@ class Graph:
 
     sources: Ints
     variables: int
-    places: Ints  # where each message belongs in (batch, grid, variables and padding), flattened
+    places: Ints  # where the messages belong in (batch, grid, variables and padding), flattened
 
     @staticmethod
     def of(rows: Ints, variables: int, *, batch: int, grid: int) -> Graph:
-        """Index the tests, a row each, by source."""
+        """Index the tests, which are rows, by source."""
         sources = np.ascontiguousarray(np.where(rows == NONE, variables, rows).T)
         layers = np.arange(batch * grid) * (variables + 1)
         return Graph(sources, variables, (layers[:, None] + sources.reshape(-1)).reshape(-1))
@@ -74,7 +74,7 @@ class Beliefs:
 
     @cached_property
     def states(self) -> Floats:
-        """The distribution of each variable, (grid, variables)."""
+        """The distributions of the variables, (grid, variables)."""
         states: Floats = np.exp(self._total - self._total.max(axis=1, keepdims=True))
         states /= states.sum(axis=1, keepdims=True)
         return states
@@ -118,7 +118,7 @@ class Beliefs:
 
     @cached_property
     def _joint(self) -> Numbers:
-        """The probability of each state of the worst source and what was observed."""
+        """The probabilities of the states of the worst source and what was observed."""
         joint: Numbers = self._cumulative.prod(axis=2)
         joint[:, 1:] -= joint[:, :-1]
         joint *= self.likelihood

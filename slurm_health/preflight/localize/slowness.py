@@ -159,7 +159,7 @@ class _Focus:
 
     @property
     def others(self) -> Floats:
-        """The probability of each test that all of its sources except the k-th are well."""
+        """The probability that all sources of a test except the k-th are well, for every test."""
         others = np.ones((*self.well.shape, len(self.graph.sources)))
         if self.beliefs is not None:
             others[:, self.rows] = self.beliefs.others(FIRST_SLOW - 1)

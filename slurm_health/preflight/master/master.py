@@ -199,15 +199,15 @@ class Master:
         mute = len(self._mute())
         look_s = self._looked_s + (poll_interval_s(mute) if mute else BELL_POLL_S) - now_s
         wait_s = max(0.001, min(look_s, BELL_POLL_S, step.until_s - now_s))
-        if self._hear(wait_s):
+        if self._receive(wait_s):
             self._gather()
 
-    def _hear(self, timeout_s: float) -> set[str]:
+    def _receive(self, timeout_s: float) -> set[str]:
         """Wait for rings, and return the nodes of which all or a whole line has arrived."""
         rung = set()
         for node, begins, data in self._launcher.wait(timeout_s, GATHER_STEP_S):
             reader = self._readers[node]
-            reader.hear(begins, data)
+            reader.receive(begins, data)
             if reader.gap or data.endswith(b"\n"):
                 rung.add(node)
         self._rung |= rung
@@ -223,7 +223,7 @@ class Master:
         while missing and (left_s := until_s - self._clock()) > 0.0:
             if len(self._rung) >= READ_TOGETHER:
                 self._read_rung()
-            missing -= self._hear(left_s)
+            missing -= self._receive(left_s)
 
     def _mute(self) -> list[str]:
         """Return the nodes that the run waits for and whose rings do not arrive."""
@@ -293,7 +293,7 @@ class Master:
     def _read_rung(self) -> None:
         rung, self._rung = self._rung, set()
         self._ringing |= rung
-        self._read(list(rung), heard=True)
+        self._read(list(rung), received=True)
 
     def _due(self, now_s: float) -> set[str]:
         """Name the nodes whose files are to be read though they did not ring.
@@ -310,13 +310,13 @@ class Master:
         self._looked_s = now_s
         return set(mute)
 
-    def _read(self, nodes: Sequence[str], *, heard: bool = False) -> set[str]:
-        """Take in what is new of these nodes, `heard` or in their files; return who has news."""
+    def _read(self, nodes: Sequence[str], *, received: bool = False) -> set[str]:
+        """Take in what is new of these nodes, `received` or in their files; return who has news."""
         if not nodes:
             return set()
         readers = [self._readers[node] for node in nodes]
         wrote = set()
-        news = journal.read_new_of(self._directory, readers, heard=heard)
+        news = journal.read_new_of(self._directory, readers, received=received)
         for node, entries in zip(nodes, news, strict=True):
             if entries:
                 wrote.add(node)

@@ -209,22 +209,22 @@ class Reader:
     """Reads one file from its last position on. A torn last line is left for later.
 
     With `of_anybody` the file may be another user's. `damaged` counts the lines that were no
-    records, and were skipped. `gap` tells that there is more in the file than was heard.
+    records, and were skipped. `gap`: there is more in the file than was received.
     """
 
     def __init__(self, directory: Path, writer: str, *, of_anybody: bool = False) -> None:
         self.path = path_of(directory, writer)
         self._owner = None if of_anybody else os.geteuid()
         self._offset = 0
-        self._heard = b""  # from the last position on
+        self._received = b""  # from the last position on
         self.gap = False
         self.damaged = 0
 
-    def hear(self, begins: int, data: bytes) -> None:
+    def receive(self, begins: int, data: bytes) -> None:
         """Take note of bytes of the file that came another way; without `data` only of a gap."""
-        known = self._offset + len(self._heard)
+        known = self._offset + len(self._received)
         if data and begins == known:
-            self._heard += data
+            self._received += data
         elif not data or begins + len(data) > known:
             self.gap = True
 
@@ -262,15 +262,15 @@ class Reader:
             raise unusable(self.path, "read", err) from err
 
     def take(self, data: bytes) -> list[Entry]:
-        """Return the entries in fetched bytes, or in those heard where these are more.
+        """Return the entries in fetched bytes, or in those received where these are more.
 
         Raises:
             RecordTooNew: a newer slurm-health wrote here.
         """
-        data = max(data, self._heard, key=len)
+        data = max(data, self._received, key=len)
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        self._heard = data[len(whole) :]
+        self._received = data[len(whole) :]
         entries = []
         for line in whole.splitlines():
             try:
@@ -283,25 +283,25 @@ class Reader:
 
 
 def read_new_of(
-    directory: Path, readers: Sequence[Reader], *, heard: bool = False
+    directory: Path, readers: Sequence[Reader], *, received: bool = False
 ) -> Iterator[list[Entry]]:
     """Yield the new entries of several files of one run, which are read in parallel.
 
-    With `heard`, a file is read only if something is missing in what was heard of it.
+    With `received`, a file is read only if something is missing in what was received of it.
 
     Raises:
         RecordTooNew: a newer slurm-health wrote there.
         JournalError: a file is there and cannot be read, or is not to be trusted.
     """
-    unheard = [reader for reader in readers if reader.gap or not heard]
+    to_read = [reader for reader in readers if reader.gap or not received]
     fetched: Iterable[bytes] = ()
-    if unheard:
+    if to_read:
         try:
             with opened(directory, os.geteuid()) as run:
-                fetched = for_each(lambda reader: reader.fetch(run), unheard)
+                fetched = for_each(lambda reader: reader.fetch(run), to_read)
         except OSError as err:
             raise unusable(directory, "read", err) from err
-    data_of = dict(zip(unheard, fetched, strict=True))
+    data_of = dict(zip(to_read, fetched, strict=True))
     for reader in readers:
         yield reader.take(data_of.get(reader, b""))
 
