@@ -176,6 +176,7 @@ def empty_spool(site: HookedSite, node: str) -> None:
 def rebooted(site: HookedSite, node: str) -> int:
     """A slurmd with another boot time."""
     site.lab.fault.kill_slurmd(node)
+    time.sleep(2.0)  # slurmctld compares its boot with its last answer, in whole seconds
     site.lab.run(["slurmd", "-b", "-N", node], node=node, cwd="/", deadline_s=60)
     site.lab.wait_node(node, "DOWN", _DEADLINE_S)
     return 0
