@@ -14,7 +14,7 @@ The doorbell says that there is something new to read. Its channel is there alre
 streams of the step, which srun forwards. The master that has written sends a line to all. An agent
 that has written prints its node's name, and after it what it wrote, so that the master need not
 open a file for every node. The file is the truth, and is written first. Nothing waits for a ring:
-one that is lost, torn or late costs time, because each side also looks by itself now and then.
+one that is lost, torn or late costs time, because both sides also look by themselves, seldom.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ class OrderReader:
 
 
 class News(NamedTuple):
-    """Bytes of a node's file, from `begins` on; without any, all there is is to be read."""
+    """Bytes of a node's file, from `begins` on; without any, the file is to be read."""
 
     node: str
     begins: int = 0

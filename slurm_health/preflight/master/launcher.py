@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 # seconds to give its devices back; after a kill, the driver decides when they are free.
 LEAVE_S = 20.0
 _GRACE_S = 2.0  # after SIGTERM
+_LOOK_S = 0.02  # between two looks whether they have left
 
 # When Slurm ends a job it sends SIGTERM to all of its processes, to this one a moment earlier or
 # later. So agents that end by SIGTERM are reported after this time only.
@@ -197,8 +198,9 @@ class _Commands:
         """Let the agents leave, or end them; log the nodes whose agents left too late."""
         until_s = time.monotonic() + leave_s
         left_s = leave_s
-        while left_s > 0.0 and any(command.streams for command in self._commands):
-            self.wait(left_s, 0.0)  # srun ends once what agents have printed is read
+        while left_s > 0.0 and any(command.process.poll() is None for command in self._commands):
+            # srun ends once what agents have printed is read; others may hold a stream for longer.
+            self.wait(min(left_s, _LOOK_S), 0.0)
             left_s = until_s - time.monotonic()
         late = processes.end_sessions(
             [command.process for command in self._commands],
